@@ -1,0 +1,156 @@
+"""The `tepo-nemo` command. Each command imports what it needs when it runs, so that the light ones stay light."""
+
+import argparse
+import warnings
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NoReturn
+
+from tepo_nemo.errors import UserError
+from tepo_nemo.launch.outcome import ExitCode, print_error
+
+_EXIT_CODES = """exit codes:
+  0  done
+  1  the run failed
+  2  a mistake in configuration, arguments or files (one line on stderr says which)
+  3  stopped by a signal or a time limit, with the state saved
+"""
+_OVERRIDES = """overrides:
+  GROUP=PRESET   choose a preset of configs/GROUP: model=toy, algorithm=grpo, experiment=toy_cpu
+  KEY=VALUE      set one key: rollout.prompts_per_step=64, seed=2
+"""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command; returns its exit code, and prints a user's mistake as one line."""
+    # torch says so wherever another package has brought pynvml; a command's stderr is for its user.
+    warnings.filterwarnings("ignore", message="The pynvml package is deprecated", category=FutureWarning)
+    try:
+        parsed = _parse(arguments)
+        return int(parsed.command(parsed))
+    except UserError as mistake:
+        print_error(mistake)
+        return ExitCode.MISTAKE
+    except KeyboardInterrupt:
+        print_error("interrupted")
+        return ExitCode.FAILED
+
+
+class _Parser(argparse.ArgumentParser):
+    """Says what is wrong in one line, where argparse prints its usage first."""
+
+    def error(self, message: str) -> NoReturn:
+        raise UserError(f"{message} (see {self.prog} --help)")
+
+
+def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = _parser()
+    parsed, rest = parser.parse_known_args(arguments)
+    # argparse does not take overrides on both sides of an option.
+    unknown = [argument for argument in rest if argument.startswith("-") or "overrides" not in parsed]
+    if unknown:
+        parser.error(f"unknown argument {unknown[0]}")
+    if rest:
+        parsed.overrides += rest
+    return parsed
+
+
+def _train(arguments: argparse.Namespace) -> int:
+    from tepo_nemo.config.load import load_config
+    from tepo_nemo.launch.run import start_local_run
+
+    return start_local_run(load_config(arguments.overrides, arguments.config))
+
+
+def _validate(arguments: argparse.Namespace) -> int:
+    from tepo_nemo.config.load import load_config
+    from tepo_nemo.reward.grading import load_reward
+
+    config = load_config(arguments.overrides, arguments.config)
+    load_reward(config.data.reward)
+    print(f"valid\n{config.layout}")
+    return ExitCode.DONE
+
+
+def _plot(arguments: argparse.Namespace) -> int:
+    from tepo_nemo.runs.plots import plot_run
+
+    for path in plot_run(arguments.run):
+        print(path)
+    return ExitCode.DONE
+
+
+def _prepare_toy(arguments: argparse.Namespace) -> int:
+    from tepo_nemo.data.char_tokenizer import make_char_tokenizer
+    from tepo_nemo.data.toy import TOY_CHARACTERS, write_toy_data
+
+    write_toy_data(arguments.output, seed=arguments.seed)
+    make_char_tokenizer(arguments.output / "tokenizer", TOY_CHARACTERS)
+    print(arguments.output)
+    return ExitCode.DONE
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser(
+        prog="tepo-nemo",
+        description="Train language models with TEPO and its family on NeMo-Aligner and Megatron.",
+        epilog=_EXIT_CODES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    commands = parser.add_subparsers(metavar="COMMAND", required=True)
+
+    train = _add(
+        commands, "train", _train, "train a model on the ranks of this machine",
+        "tepo-nemo train experiment=toy_cpu output=runs/toy",
+        "tepo-nemo train --config runs/toy/config.yaml output=runs/again seed=2",
+        details=_OVERRIDES,
+    )  # fmt: skip
+    validate = _add(
+        commands, "validate", _validate, "check a configuration and print its layout",
+        "tepo-nemo validate model.tensor_model_parallel_size=2 hardware.devices_per_node=4",
+        details=_OVERRIDES,
+    )  # fmt: skip
+    for command in (train, validate):
+        command.add_argument("--config", type=Path, metavar="FILE", help="start from a saved config.yaml, not from presets")
+        command.add_argument("overrides", nargs="*", metavar="OVERRIDE", help="see below")
+
+    plot = _add(commands, "plot", _plot, "draw the pictures of a run", "tepo-nemo plot runs/toy")
+    plot.add_argument("run", type=Path, metavar="RUN", help="a run directory")
+
+    prepare = commands.add_parser("prepare-data", help="make a prompt set", epilog=_EXIT_CODES,
+                                  formatter_class=argparse.RawDescriptionHelpFormatter)  # fmt: skip
+    sets = prepare.add_subparsers(metavar="SET", required=True)
+    toy = _add(
+        sets, "toy", _prepare_toy, "arithmetic problems and a tokenizer for them",
+        "tepo-nemo prepare-data toy --output toy",
+    )  # fmt: skip
+    toy.add_argument("--output", type=Path, required=True, metavar="DIR", help="a new folder")
+    toy.add_argument("--seed", type=int, default=1, help="which problems are taken (default: 1)")
+    return parser
+
+
+def _add(
+    commands: "argparse._SubParsersAction[argparse.ArgumentParser]",
+    name: str,
+    command: Callable[[argparse.Namespace], int],
+    summary: str,
+    *examples: str,
+    details: str = "",
+) -> argparse.ArgumentParser:
+    """A subcommand whose help ends with examples and exit codes."""
+    shown = "examples:\n" + "".join(f"  {example}\n" for example in examples)
+    parser = commands.add_parser(
+        name,
+        help=summary,
+        description=summary[0].upper() + summary[1:] + ".",
+        epilog="\n".join(filter(None, (details, shown, _EXIT_CODES))),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.set_defaults(command=command)
+    return parser
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,153 @@
+"""What the sections of a configuration must agree on, and the files that must be there.
+
+Each check raises UserError with one line: the key, its value, the numbers, and what to do.
+"""
+
+from difflib import get_close_matches
+from pathlib import Path
+
+from tepo_nemo.config.model import ModelConfig
+from tepo_nemo.config.presets import method_keys
+from tepo_nemo.config.schema import AlgorithmConfig, Config, DataConfig, OptimizerConfig
+from tepo_nemo.errors import UserError
+
+_NEEDED_WITHOUT_CHECKPOINT = (
+    "tokenizer", "vocab_size", "encoder_seq_length", "num_layers", "hidden_size", "ffn_hidden_size",
+    "num_attention_heads", "normalization", "activation", "bias", "position_embedding_type",
+    "share_embeddings_and_output_weights",
+)  # fmt: skip
+
+
+def check_config(config: Config) -> None:
+    """All checks that need no heavy import; arithmetic first, files last."""
+    _check_method_keys(config.algorithm)
+    _check_architecture(config.model)
+    _check_tensor_parallel(config.model)
+    _check_pipeline(config.model)
+    _check_precision(config.model)
+    _check_optimizer(config.trainer.optimizer)
+    _check_lengths(config)
+    config.layout  # noqa: B018  raises where ranks or responses do not divide
+    _check_evaluation(config.data)
+    _check_files(config)
+
+
+def _check_method_keys(algorithm: AlgorithmConfig) -> None:
+    """A shipped method takes exactly the keys of its preset; values are checked where the objective is built."""
+    known = method_keys(algorithm.name)
+    if not known:
+        return  # a dotted path, or an unknown name: the registry of objectives knows
+    given = algorithm.model_dump().keys()
+    for key in given - known:
+        near = get_close_matches(key, known, n=1)
+        hint = f"did you mean algorithm.{near[0]}?" if near else f"it has {', '.join(sorted(known))}"
+        raise UserError(f"algorithm.{key}: is no option of {algorithm.name} ({hint})")
+    for key in sorted(known - given):
+        raise UserError(f"algorithm.{key}: is missing (set algorithm.{key}=..., or start from a preset of algorithm=)")
+
+
+def _check_architecture(model: ModelConfig) -> None:
+    if model.restore_from_path is None:
+        for key in _NEEDED_WITHOUT_CHECKPOINT:
+            if getattr(model, key) is None:
+                raise UserError(
+                    f"model.{key}: is missing, and there is no checkpoint to take it from "
+                    f"(set model.{key} or model.restore_from_path)"
+                )
+    hidden, heads, groups = model.hidden_size, model.num_attention_heads, model.num_query_groups
+    if hidden and heads and not model.kv_channels and hidden % heads:
+        raise UserError(
+            f"model.hidden_size={hidden}: must be a multiple of model.num_attention_heads={heads} "
+            "(or set model.kv_channels)"
+        )
+    if heads and groups and heads % groups:
+        raise UserError(f"model.num_query_groups={groups}: must divide model.num_attention_heads={heads}")
+
+
+def _check_tensor_parallel(model: ModelConfig) -> None:
+    """The vocabulary needs no check: it is padded to a multiple of the tensor-parallel size."""
+    size = model.tensor_model_parallel_size
+    if model.sequence_parallel and size == 1:
+        raise UserError(
+            "model.sequence_parallel=true: has no effect with model.tensor_model_parallel_size=1 "
+            "(remove it or set a larger size)"
+        )
+    if model.sequence_parallel and (model.encoder_seq_length or 0) % size:
+        raise UserError(
+            f"model.encoder_seq_length={model.encoder_seq_length}: must be a multiple of "
+            f"model.tensor_model_parallel_size={size} with model.sequence_parallel=true"
+        )
+    for key in ("num_attention_heads", "num_query_groups", "hidden_size", "ffn_hidden_size"):
+        value = getattr(model, key)
+        if value and value % size:
+            raise UserError(
+                f"model.tensor_model_parallel_size={size}: must divide model.{key}={value} (set a size that does)"
+            )
+
+
+def _check_pipeline(model: ModelConfig) -> None:
+    size, layers = model.pipeline_model_parallel_size, model.num_layers
+    if not layers:
+        return
+    if size > layers:
+        raise UserError(
+            f"model.pipeline_model_parallel_size={size}: is more stages than model.num_layers={layers} "
+            f"(set at most {layers})"
+        )
+    if layers % size:
+        raise UserError(
+            f"model.pipeline_model_parallel_size={size}: must divide model.num_layers={layers} (set a size that does)"
+        )
+
+
+def _check_precision(model: ModelConfig) -> None:
+    if model.megatron_amp_O2 and model.precision != "bf16":
+        raise UserError(
+            f"model.megatron_amp_O2=true: needs 16-bit weights, and model.precision={model.precision} "
+            "(set model.precision=bf16 or remove it)"
+        )
+
+
+def _check_optimizer(optimizer: OptimizerConfig) -> None:
+    if optimizer.name != "sgd":
+        return
+    for key in ("betas", "eps"):
+        value = getattr(optimizer, key)
+        if value != OptimizerConfig.model_fields[key].default:
+            raise UserError(f"trainer.optimizer.{key}={value}: has no effect with trainer.optimizer.name=sgd (remove it)")
+
+
+def _check_lengths(config: Config) -> None:
+    """Prompts are measured later, with the tokenizer; some of the sequence must be left for them."""
+    response, sequence = config.rollout.max_response_length, config.model.encoder_seq_length
+    if sequence and response >= sequence:
+        raise UserError(
+            f"rollout.max_response_length={response}: leaves no room for a prompt in "
+            f"model.encoder_seq_length={sequence} (shorten the one or lengthen the other)"
+        )
+
+
+def _check_evaluation(data: DataConfig) -> None:
+    if data.eval_interval and not data.evaluation:
+        raise UserError(f"data.eval_interval={data.eval_interval}: there is nothing to evaluate (set data.evaluation)")
+    names = [benchmark.name for benchmark in data.evaluation]
+    for number, name in enumerate(names):
+        if name in names[:number]:
+            raise UserError(f"data.evaluation.{number}.name={name}: is taken already (give each benchmark its own name)")
+
+
+def _check_files(config: Config) -> None:
+    model = config.model
+    if model.restore_from_path is not None and not model.restore_from_path.exists():
+        raise UserError(f"model.restore_from_path={model.restore_from_path}: no such checkpoint (correct the path)")
+    folder = model.tokenizer.type if model.tokenizer is not None else ""
+    if folder.startswith("/") and not Path(folder).is_dir():
+        raise UserError(f"model.tokenizer.type={folder}: no such folder (correct the path)")
+    _require_file("data.train", config.data.train)
+    for number, benchmark in enumerate(config.data.evaluation):
+        _require_file(f"data.evaluation.{number}.path", benchmark.path)
+
+
+def _require_file(key: str, path: Path) -> None:
+    if not path.is_file():
+        raise UserError(f"{key}={path}: no such file (make it with tepo-nemo prepare-data, or correct the path)")

@@ -1,0 +1,181 @@
+"""The configuration of a run. Every default stands here; presets say what differs, checks.py what fits together."""
+
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, Field
+
+from tepo_nemo.config.base import Count, CountOrZero, LocalPath, NonNegative, Section
+from tepo_nemo.config.model import ModelConfig
+from tepo_nemo.planning.layout import Layout, plan_layout
+
+
+class AlgorithmConfig(Section, extra="allow"):
+    """The method; every further key is one of its options, and their defaults stand in its preset."""
+
+    name: str
+    """A method of tepo_nemo.objectives, or the dotted path of your own Objective class."""
+    advantage: Literal["group", "mean", "rloo", "gpg", "gpg_nonzero"]
+    """How rewards become advantages."""
+    dynamic_sampling: bool
+    """Drop groups whose rewards are all equal and sample further prompts in their place."""
+    max_generation_batches: Count
+    """With dynamic sampling: rollouts of prompts_per_step prompts before a step makes do with what it has."""
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The method's own options."""
+        return dict(self.model_extra or {})
+
+
+def _group_size(value: int) -> int:
+    if value < 2:
+        raise ValueError(
+            "must be at least 2, since a group of one has no baseline (set rollout.responses_per_prompt=8)"
+        )
+    return value
+
+
+def _only(neutral: float, key: str) -> AfterValidator:
+    """Refuse what would make the sampler another distribution than the one that is trained."""
+
+    def check(value: float) -> float:
+        if value != neutral:
+            raise ValueError(
+                "is refused in training rollouts, since the log-probabilities of the trainer would not be those of "
+                f"the sampler (leave rollout.{key}={neutral})"
+            )
+        return value
+
+    return AfterValidator(check)
+
+
+class RolloutConfig(Section):
+    """Sampling the responses of a step."""
+
+    backend: Literal["megatron"]
+    """What generates: megatron does, with the training weights in place."""
+    prompts_per_step: Count = 64
+    """Prompts of a step, over all ranks."""
+    responses_per_prompt: Annotated[int, AfterValidator(_group_size)] = 8
+    """Size of a group, at least 2."""
+    temperature: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1.0
+    """Divides the logits in sampling and in all log-probabilities alike."""
+    top_k: Annotated[int, _only(0, "top_k")] = 0
+    """Must be off (0)."""
+    top_p: Annotated[float, _only(1.0, "top_p")] = 1.0
+    """Must be off (1)."""
+    repetition_penalty: Annotated[float, _only(1.0, "repetition_penalty")] = 1.0
+    """Must be off (1)."""
+    max_response_length: Count = 8192
+    """Tokens of a response at most, the stop token included."""
+    batch_size: Count | None = None
+    """Sequences that a copy of the model generates at once; null is all of the step."""
+
+
+class OptimizerConfig(Section):
+    """The optimizer; the learning rate is constant after the warm-up."""
+
+    name: Literal["adam", "sgd", "distributed_adam"] = "adam"
+    """With distributed_adam the data-parallel ranks share the optimizer state."""
+    learning_rate: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1e-6
+    """After the warm-up, constant."""
+    betas: Annotated[
+        tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]], Field(strict=False)
+    ] = (0.9, 0.999)
+    """Adam's decay rates of the first and second moment."""
+    eps: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1e-8
+    """Added to Adam's denominator."""
+    weight_decay: NonNegative = 0.0
+    """Decoupled from the gradient."""
+    gradient_clip: NonNegative = 1.0
+    """Largest gradient norm over the whole model; 0 never clips."""
+
+
+class TrainerConfig(Section):
+    """The training loop."""
+
+    max_steps: Count = 72
+    """Steps; a step is one rollout and its updates."""
+    updates_per_rollout: Count = 8
+    """Mini-batches that a rollout is split into, one optimizer update each."""
+    micro_batch_size: Count = 1
+    """Responses in one forward and backward pass of a copy of the model."""
+    optimizer: OptimizerConfig = OptimizerConfig()
+    """See below."""
+    warmup_steps: CountOrZero = 0
+    """Steps over which the learning rate rises linearly."""
+    save_interval: CountOrZero = 0
+    """Steps between checkpoints; 0 saves at the end alone."""
+    log_samples: CountOrZero = 16
+    """Responses written to samples/ a step."""
+
+
+class EvaluationSet(Section):
+    """A benchmark."""
+
+    name: str = Field(min_length=1)
+    """What it is called in metrics and in the summary."""
+    path: LocalPath
+    """Its prompt set, in the form of data.train."""
+    samples: Count = 1
+    """Responses a prompt; the score is their average."""
+    temperature: NonNegative = 0.0
+    """0 takes the most likely token."""
+
+
+class DataConfig(Section):
+    """Prompts, and how responses are graded."""
+
+    train: LocalPath
+    """The prompt set: JSON lines with id, prompt, gold and, optionally, metadata."""
+    evaluation: list[EvaluationSet] = []
+    """Benchmarks."""
+    reward: str = "exact_answer"
+    """A reward of tepo_nemo.reward, or the dotted path of your own function."""
+    evaluate_before: bool = True
+    """Evaluate before the first step."""
+    evaluate_after: bool = True
+    """Evaluate after the last step."""
+    eval_interval: CountOrZero = 0
+    """Steps between evaluations; 0 is none in between."""
+
+
+class HardwareConfig(Section):
+    """The machines; one rank a device."""
+
+    accelerator: Literal["cpu", "gpu"]
+    """On cpu the same host classes run on gloo."""
+    nodes: Count = 1
+    """Machines."""
+    devices_per_node: Count = 1
+    """GPUs, or processes on a CPU."""
+
+
+class Config(Section):
+    """Everything that a run depends on."""
+
+    seed: CountOrZero = 1
+    """Of sampling noise, data order and initial weights."""
+    output: LocalPath = Path("runs/tepo")
+    """The run directory: a new or an empty folder."""
+    model: ModelConfig
+    algorithm: AlgorithmConfig
+    data: DataConfig
+    rollout: RolloutConfig
+    trainer: TrainerConfig = TrainerConfig()
+    hardware: HardwareConfig
+
+    @property
+    def layout(self) -> Layout:
+        """How the ranks and the responses of a step are shared out. Raises UserError where they do not divide."""
+        return plan_layout(
+            nodes=self.hardware.nodes,
+            devices_per_node=self.hardware.devices_per_node,
+            tensor=self.model.tensor_model_parallel_size,
+            pipeline=self.model.pipeline_model_parallel_size,
+            prompts_per_step=self.rollout.prompts_per_step,
+            responses_per_prompt=self.rollout.responses_per_prompt,
+            updates_per_rollout=self.trainer.updates_per_rollout,
+            micro_batch_size=self.trainer.micro_batch_size,
+        )

@@ -1,0 +1,1 @@
+"""Prompt sets: loading, their order over epochs, and the toy task with its tokenizer."""

@@ -1,0 +1,1 @@
+"""Accuracy of a policy on held-out problems."""

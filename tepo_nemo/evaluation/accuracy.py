@@ -1,0 +1,49 @@
+"""avg@k of a policy on a set of problems."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from tepo_nemo.rollout.batch import ScoredBatch, TokenizedPrompt
+from tepo_nemo.rollout.generate import generate
+from tepo_nemo.rollout.protocol import Generation, GenerationRequest
+from tepo_nemo.rollout.sampling import stream_seed
+from tepo_nemo.rollout.scoring import Grader
+
+
+@dataclass(frozen=True)
+class EvaluationSet:
+    """Problems and how they are answered."""
+
+    name: str
+    prompts: Sequence[TokenizedPrompt]
+    samples: int  # answers a problem
+    temperature: float  # 0 is greedy
+
+
+def average_at_k(scored: ScoredBatch) -> float:
+    """Mean over problems of the mean reward of their k answers; an answer that could not be graded counts 0."""
+    return float((scored.rewards * scored.valid).mean())
+
+
+def evaluate(
+    infer: Callable[[GenerationRequest], Generation],
+    grader: Grader,
+    evaluation: EvaluationSet,
+    *,
+    seed: int,
+    max_response_length: int,
+) -> ScoredBatch:
+    """Answer and grade every problem of a set.
+
+    The noise depends on the seed, the set and the problem alone, so that two policies (or one before and after
+    training) are compared under common random numbers.
+    """
+    rollouts = generate(
+        infer,
+        evaluation.prompts,
+        samples=evaluation.samples,
+        seed=stream_seed(seed, f"evaluation/{evaluation.name}", 0),
+        temperature=evaluation.temperature,
+        max_response_length=max_response_length,
+    )
+    return grader.score(rollouts)

@@ -1,0 +1,1 @@
+"""How a command becomes running ranks, and how they end."""

@@ -1,0 +1,17 @@
+"""What can be found wrong before a single rank is started."""
+
+from tepo_nemo.config.schema import Config
+from tepo_nemo.data.prompts import load_prompts
+from tepo_nemo.objectives.registry import build
+from tepo_nemo.reward.grading import load_reward
+
+
+def check_run(config: Config) -> None:
+    """Build the objective, find the reward function and read the prompt sets of a checked configuration.
+
+    Raises UserError on the first mistake. Imports torch, for the objective.
+    """
+    build(config.algorithm.name, config.algorithm.options)
+    load_reward(config.data.reward)
+    for path in (config.data.train, *(benchmark.path for benchmark in config.data.evaluation)):
+        load_prompts(path)

@@ -1,0 +1,117 @@
+"""One rank of a run. The local launcher, srun and torchrun all end up here."""
+
+import argparse
+import os
+import sys
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NoReturn, TextIO
+
+from tepo_nemo.config.load import load_config
+from tepo_nemo.config.schema import Config
+from tepo_nemo.errors import UserError
+from tepo_nemo.launch.local import CONSOLE_VARIABLE
+from tepo_nemo.launch.outcome import ExitCode, print_error
+from tepo_nemo.launch.preflight import check_run
+from tepo_nemo.launch.run import new_run
+from tepo_nemo.launch.scheduler import set_rank_variables
+
+_HEAD_START_S = 5.0  # for rank 0 to report a mistake that all ranks have found
+
+
+def main() -> NoReturn:
+    """`python -m tepo_nemo.launch.rank --config FILE`: a rank of the local launcher, which has checked the run."""
+    parser = argparse.ArgumentParser(prog="tepo_nemo.launch.rank")
+    parser.add_argument("--config", type=Path, required=True, help="the resolved configuration of the run")
+    arguments = parser.parse_args()
+    _end_with(lambda: run_rank(load_config(config_file=arguments.config)))
+
+
+def train_from_overrides(overrides: Sequence[str]) -> NoReturn:
+    """A rank that srun or torchrun has started (or the only one): checks the run as `tepo-nemo train` does."""
+    set_rank_variables(os.environ)
+    rank = int(os.environ["RANK"])
+
+    def train() -> None:
+        config = load_config(overrides)
+        _check_world(config)
+        check_run(config)
+        if rank == 0:
+            with new_run(config):
+                run_rank(config)
+        else:
+            run_rank(config)
+
+    _end_with(train, report=print_error if rank == 0 else _print_error_late)
+
+
+def run_rank(config: Config) -> None:
+    """Train as the rank that RANK, WORLD_SIZE and LOCAL_RANK name; the run directory is rank 0's to have made."""
+    _prepare_devices(config)
+    from tepo_nemo.nemo.run import train
+
+    train(config, console=_console())
+
+
+def _prepare_devices(config: Config) -> None:
+    if config.hardware.accelerator == "cpu":
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""  # the stand-ins have no effect where a GPU is seen
+        from tepo_nemo import cpu
+
+        cpu.install()
+        return
+    import torch
+
+    if torch.cuda.device_count() <= int(os.environ["LOCAL_RANK"]):
+        raise UserError(
+            f"hardware.accelerator=gpu: rank {os.environ['RANK']} finds {torch.cuda.device_count()} CUDA devices on its "
+            f"machine, hardware.devices_per_node={config.hardware.devices_per_node} (lower that, or set hardware=cpu)"
+        )
+
+
+def _check_world(config: Config) -> None:
+    started, configured = int(os.environ["WORLD_SIZE"]), config.layout.world
+    if started != configured:
+        raise UserError(
+            f"hardware.nodes={config.hardware.nodes} x hardware.devices_per_node={config.hardware.devices_per_node}: "
+            f"{configured} ranks are configured, {started} were started (start {configured}, or change the keys)"
+        )
+
+
+def _console() -> TextIO:
+    """Where a person reads: the terminal of the launcher, or this process's own output."""
+    descriptor = os.environ.get(CONSOLE_VARIABLE)
+    return sys.stdout if descriptor is None else open(int(descriptor), "w", encoding="utf-8", buffering=1)
+
+
+def _end_with(body: Callable[[], None], report: Callable[[object], None] = print_error) -> NoReturn:
+    """Run `body` and end the process.
+
+    A failed rank ends at once, without the clean-up of libraries: it could wait for other ranks, and they must not
+    be seen to fail before the one that pulled them down.
+    """
+    try:
+        body()
+    except UserError as mistake:
+        report(mistake)
+        code = ExitCode.MISTAKE
+    except Exception:
+        traceback.print_exc()
+        code = ExitCode.FAILED
+    else:
+        sys.exit(ExitCode.DONE)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+def _print_error_late(mistake: object) -> None:
+    """For the other ranks under srun or torchrun: what rank 0 has found too, it reports, and they are ended."""
+    time.sleep(_HEAD_START_S)
+    print_error(f"rank {os.environ['RANK']}: {mistake}")
+
+
+if __name__ == "__main__":
+    main()

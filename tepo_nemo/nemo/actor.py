@@ -1,0 +1,197 @@
+"""The actor: a Megatron GPT model that generates, measures and trains under a policy objective.
+
+Built on NeMo's `MegatronGPTModel` with NeMo-Aligner's generative interface.
+"""
+
+from collections.abc import Sequence
+from functools import partial
+
+import torch
+from lightning.pytorch.trainer.trainer import Trainer
+from megatron.core import parallel_state
+from megatron.core.pipeline_parallel.schedules import get_forward_backward_func
+from nemo.collections.nlp.models.language_modeling.megatron_gpt_model import MegatronGPTModel
+from nemo_aligner.models.alignable_interface import AlignableGenerativeInterface
+from nemo_aligner.utils.train_utils import grad_reductions, prepare_for_training_step, set_eval, set_sync_funcs, set_train
+from omegaconf import DictConfig
+from torch import Tensor
+
+from tepo_nemo.nemo.sequence_parallelism import set_sequence_parallelism
+from tepo_nemo.objectives.contract import Mean, MinibatchTotals, Objective, TokenBatch
+from tepo_nemo.parallel.pipeline import broadcast_from_last_stage
+from tepo_nemo.parallel.vocab import vocab_parallel_logprob_entropy
+from tepo_nemo.rollout.protocol import Generation, GenerationRequest, RolloutBackend
+from tepo_nemo.training.batch import MicroBatch, MiniBatch, TokenStatistics, add_means
+
+
+class MegatronGPTTEPOActorModel(MegatronGPTModel, AlignableGenerativeInterface):
+    """Megatron GPT under TEPO or any other objective.
+
+    NeMo builds it from a model configuration; `connect` then hands over what is not part of the model.
+    """
+
+    objective: Objective
+    rollout: RolloutBackend
+
+    def __init__(self, cfg: DictConfig, trainer: Trainer) -> None:
+        super().__init__(cfg, trainer=trainer)
+        self.automatic_optimization = False
+
+    def connect(self, objective: Objective, rollout: RolloutBackend, *, temperature: float, vocab_size: int) -> None:
+        """Set what the model is trained with.
+
+        Args:
+            temperature: of training rollouts; every log-prob and entropy is taken at it.
+            vocab_size: of the true vocabulary; columns that pad it for tensor parallelism do not exist for
+                the mathematics.
+        """
+        self.objective = objective
+        self.rollout = rollout
+        self.temperature = temperature
+        self.true_vocab_size = vocab_size
+
+    # ----------------------------------------------------------------- inference
+
+    def prepare_for_inference(self) -> None:
+        set_eval(self)
+        set_sequence_parallelism(self, False)
+        self.rollout.prepare()
+
+    @torch.no_grad()
+    def infer(self, request: GenerationRequest) -> Generation:
+        """Generate the requested responses; the same on all ranks of a model-parallel group."""
+        return self.rollout.generate(request)
+
+    def finish_inference(self) -> None:
+        self.rollout.release()
+        set_sequence_parallelism(self, self.cfg.get("sequence_parallel", False))
+        set_train(self)
+
+    # ----------------------------------------------------------------- statistics
+
+    @torch.no_grad()
+    def get_token_statistics(self, micro_batches: Sequence[MicroBatch]) -> list[TokenStatistics]:
+        """Log-prob and entropy of every target, forward only; on every rank of the model-parallel group.
+
+        Runs in training mode, so that the values are those that the training forward of the same
+        micro-batch gives under the same weights.
+        """
+        outputs = self._run_schedule(self._statistics_step, micro_batches, forward_only=True)
+        shape = (len(micro_batches), 2, *micro_batches[0].inputs.shape)
+        stacked = broadcast_from_last_stage(
+            torch.stack(outputs) if outputs else None,
+            shape=shape,
+            dtype=torch.float32,
+            device=torch.cuda.current_device(),
+            group=parallel_state.get_pipeline_model_parallel_group(),
+            last_rank=parallel_state.get_pipeline_model_parallel_last_rank(),
+        )
+        return [TokenStatistics(logprobs, entropy) for logprobs, entropy in stacked]
+
+    def _statistics_step(self, data_iterator, model):
+        micro_batch, logits = self._forward(data_iterator, model)
+
+        def collect(logits: Tensor, non_loss_data: bool) -> Tensor:
+            return torch.stack(self._logprobs_and_entropy(logits, micro_batch, entropy_requires_grad=False))
+
+        return logits, collect
+
+    # ----------------------------------------------------------------- training
+
+    def prepare_for_training(self) -> None:
+        set_train(self)
+
+    def prepare_for_training_step(self) -> None:
+        prepare_for_training_step(self, zero_grad=True)
+
+    def get_loss_and_metrics(self, batch: MiniBatch, forward_only: bool) -> tuple[Tensor | None, dict[str, Mean]]:
+        """Forward and backward over this rank's micro-batches of one mini-batch.
+
+        Returns:
+            This rank's share of the loss (shares add over data-parallel ranks to the mini-batch loss) and of
+            each metric; None and nothing on pipeline stages that do not have the loss.
+        """
+        num_micro_batches = len(batch.micro_batches)
+        # Megatron's schedule divides a loss by the number of micro-batches, and data parallelism averages
+        # gradients over its ranks. The objective's shares already add up, so both are undone here and
+        # nowhere else.
+        scale = num_micro_batches * parallel_state.get_data_parallel_world_size()
+        step = partial(self._loss_step, totals=batch.totals, scale=scale)
+        outputs = self._run_schedule(step, batch.micro_batches, forward_only=forward_only)
+        if not outputs:
+            return None, {}
+        metrics: dict[str, Mean] = {}
+        for _, micro_metrics in outputs:
+            add_means(metrics, micro_metrics)
+        return torch.stack([loss for loss, _ in outputs]).sum(), metrics
+
+    def _loss_step(self, data_iterator, model, totals: MinibatchTotals, scale: int):
+        micro_batch, logits = self._forward(data_iterator, model)
+
+        def loss_func(logits: Tensor) -> tuple[Tensor, tuple[Tensor, dict[str, Mean]]]:
+            logprobs, entropy = self._logprobs_and_entropy(
+                logits, micro_batch, entropy_requires_grad=self.objective.needs_entropy_gradient
+            )
+            old = micro_batch.old or TokenStatistics(logprobs.detach(), entropy.detach())
+            output = self.objective(
+                TokenBatch(
+                    logprobs=logprobs,
+                    entropy=entropy,
+                    old_logprobs=old.logprobs,
+                    old_entropy=old.entropy,
+                    advantages=micro_batch.advantages,
+                    mask=micro_batch.mask,
+                    group_tokens=micro_batch.group_tokens,
+                ),
+                totals,
+            )
+            return output.loss * scale, (output.loss.detach(), output.metrics)
+
+        return logits, loss_func
+
+    def finish_training_step(self) -> None:
+        grad_reductions(self)
+
+    def finish_training(self) -> None:
+        """Nothing to give back: the optimizer's state stays where it is."""
+
+    # ----------------------------------------------------------------- shared
+
+    def _run_schedule(self, step, micro_batches: Sequence[MicroBatch], *, forward_only: bool) -> list:
+        """Run Megatron's pipeline schedule; what the last stage collected, and an empty list elsewhere."""
+        set_sync_funcs(self, forward_only)
+        size, length = micro_batches[0].inputs.shape
+        return get_forward_backward_func()(
+            forward_step_func=step,
+            data_iterator=self._make_data_iterator_list(iter(micro_batches)),
+            model=self.model,
+            num_microbatches=len(micro_batches),
+            forward_only=forward_only,
+            seq_length=length,
+            micro_batch_size=size,
+            collect_non_loss_data=step == self._statistics_step,
+        )
+
+    def _forward(self, data_iterator, model) -> tuple[MicroBatch, Tensor]:
+        micro_batch = next(data_iterator).to(torch.cuda.current_device())
+        positions = torch.arange(micro_batch.inputs.shape[1], device=micro_batch.inputs.device)
+        # Attention is causal without a mask, and nothing valid stands to the right of a response.
+        logits = model(
+            input_ids=micro_batch.inputs,
+            position_ids=positions.expand_as(micro_batch.inputs),
+            attention_mask=None,
+        )
+        return micro_batch, logits
+
+    def _logprobs_and_entropy(
+        self, logits: Tensor, micro_batch: MicroBatch, *, entropy_requires_grad: bool
+    ) -> tuple[Tensor, Tensor]:
+        return vocab_parallel_logprob_entropy(
+            logits,
+            micro_batch.targets,
+            parallel_state.get_tensor_model_parallel_group(),
+            temperature=self.temperature,
+            vocab_size=self.true_vocab_size,
+            mask=micro_batch.mask,
+            entropy_requires_grad=entropy_requires_grad,
+        )

@@ -1,0 +1,46 @@
+"""One optimizer step in each of the host's modes, with the gradient norm known before the weights move."""
+
+import math
+
+import torch
+from nemo.collections.nlp.modules.common.megatron.clip_grads import clip_grad_norm_fp32
+from nemo.core.optim.mcore_optim import McoreDistributedOptimizer
+from torch.optim import Optimizer
+
+from tepo_nemo.nemo.actor import MegatronGPTTEPOActorModel
+from tepo_nemo.training.policy import UpdateResult
+
+
+def clip_and_step(
+    actor: MegatronGPTTEPOActorModel, optimizer: Optimizer, *, learning_rate: float, gradient_clip: float
+) -> UpdateResult:
+    """Clip to a global norm of `gradient_clip` (0: no clipping) and step; a gradient that is not finite is skipped.
+
+    The norm is the same on every rank, and so is the decision.
+    """
+    for group in optimizer.param_groups:
+        group["lr"] = learning_rate
+    clip = gradient_clip or math.inf
+    if isinstance(optimizer, McoreDistributedOptimizer):
+        # Its own step() clips and steps at once and looks at nothing: take it apart.
+        inner = optimizer.mcore_optimizer
+        inner.prepare_grads()
+        grad_norm = float(inner.clip_grad_norm(clip))
+        step = inner.step_with_ready_grads
+    else:
+        grad_norm = float(clip_grad_norm_fp32(actor.get_parameters_with_grad(), clip))
+        step = optimizer.step
+    if not math.isfinite(grad_norm):
+        return UpdateResult(grad_norm, skipped=True)
+    step()
+    return UpdateResult(grad_norm, skipped=False)
+
+
+def gradients_by_name(actor: MegatronGPTTEPOActorModel) -> dict[str, torch.Tensor]:
+    """This rank's reduced gradients by parameter name, fp32 copies."""
+    gradients = {}
+    for chunk in actor.get_model_module_list():
+        for name, parameter in chunk.named_parameters():
+            gradient = getattr(parameter, "main_grad", None)
+            gradients[name] = (parameter.grad if gradient is None else gradient).detach().float().clone()
+    return gradients

@@ -1,0 +1,130 @@
+"""The `Policy` of the trainer on a Megatron actor."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from megatron.core import parallel_state
+from torch import Tensor
+from torch.optim import Optimizer
+
+from tepo_nemo.nemo.actor import MegatronGPTTEPOActorModel
+from tepo_nemo.nemo.checkpoint import save_nemo
+from tepo_nemo.nemo.optimizer import clip_and_step
+from tepo_nemo.objectives.contract import Mean
+from tepo_nemo.parallel.data import gather_ragged_rows, sum_over_ranks
+from tepo_nemo.parallel.pipeline import broadcast_object_from_last_stage
+from tepo_nemo.rollout.protocol import Generation, GenerationRequest
+from tepo_nemo.training.batch import MiniBatch, TokenStatistics
+from tepo_nemo.training.policy import UpdateResult
+
+
+class MegatronPolicy:
+    """Drives an actor and its optimizer; implements `Policy`."""
+
+    def __init__(self, actor: MegatronGPTTEPOActorModel, optimizer: Optimizer, *, gradient_clip: float) -> None:
+        self._actor = actor
+        self._optimizer = optimizer
+        self._gradient_clip = gradient_clip
+        self.data_parallel_rank = parallel_state.get_data_parallel_rank()
+        self.data_parallel_size = parallel_state.get_data_parallel_world_size()
+        self.is_main = dist.get_rank() == 0
+        sequence_parallel = actor.cfg.get("sequence_parallel", False)
+        self.length_multiple = parallel_state.get_tensor_model_parallel_world_size() if sequence_parallel else 1
+
+    # ----------------------------------------------------------------- rollouts
+
+    def prepare_for_inference(self) -> None:
+        self._actor.prepare_for_inference()
+
+    def infer(self, request: GenerationRequest) -> Generation:
+        """Split the rows over data-parallel ranks, generate, and gather the whole on every rank."""
+        size, rank = self.data_parallel_size, self.data_parallel_rank
+        bounds = [len(request) * part // size for part in range(size + 1)]
+        own = request.rows(bounds[rank], bounds[rank + 1])
+        if len(own):
+            local = self._actor.infer(own)
+        else:
+            empty = torch.zeros(0, 0)
+            local = Generation(empty.long(), torch.zeros(0).long(), torch.zeros(0).bool(), empty)
+        if size == 1:
+            return local
+        width = request.max_response_length
+        device, group = torch.cuda.current_device(), parallel_state.get_data_parallel_group()
+
+        def gather(rows: Tensor) -> Tensor:
+            return gather_ragged_rows(rows.to(device), group).cpu()
+
+        def widen(rows: Tensor) -> Tensor:
+            return torch.nn.functional.pad(rows, (0, width - rows.shape[1]))
+
+        lengths = gather(local.lengths)
+        longest = int(lengths.max())
+        return Generation(
+            tokens=gather(widen(local.tokens))[:, :longest],
+            lengths=lengths,
+            finished=gather(local.finished.to(torch.uint8)).bool(),
+            logprobs=gather(widen(local.logprobs))[:, :longest],
+        )
+
+    def finish_inference(self) -> None:
+        self._actor.finish_inference()
+
+    # ----------------------------------------------------------------- training
+
+    def prepare_for_training(self) -> None:
+        self._actor.prepare_for_training()
+
+    def get_token_statistics(self, mini_batches: Sequence[MiniBatch]) -> list[list[TokenStatistics]]:
+        statistics = iter(
+            self._actor.get_token_statistics([micro for mini in mini_batches for micro in mini.micro_batches])
+        )
+        return [[next(statistics) for _ in mini.micro_batches] for mini in mini_batches]
+
+    def prepare_for_training_step(self) -> None:
+        self._actor.prepare_for_training_step()
+
+    def get_loss_and_metrics(self, batch: MiniBatch, forward_only: bool) -> tuple[Tensor | None, dict[str, Mean]]:
+        return self._actor.get_loss_and_metrics(batch, forward_only)
+
+    def finish_training_step(self) -> None:
+        self._actor.finish_training_step()
+
+    def optimizer_step(self, learning_rate: float) -> UpdateResult:
+        return clip_and_step(
+            self._actor, self._optimizer, learning_rate=learning_rate, gradient_clip=self._gradient_clip
+        )
+
+    def finish_training(self) -> None:
+        self._actor.finish_training()
+
+    # ----------------------------------------------------------------- communication
+
+    def reduce_metrics(self, metrics: dict[str, Mean]) -> dict[str, float]:
+        """Means over all data-parallel ranks, from the last pipeline stage; NaN where nothing was counted."""
+        values = None
+        if parallel_state.is_pipeline_last_stage():
+            device = torch.cuda.current_device()
+            sums = {f"{name}#{part}": value.to(device) for name, mean in metrics.items()
+                    for part, value in zip(("numerator", "denominator"), (mean.numerator, mean.denominator), strict=True)}
+            sums = {name: float(value) for name, value in
+                    sum_over_ranks(sums, parallel_state.get_data_parallel_group()).items()}
+            values = {
+                name: sums[f"{name}#numerator"] / sums[f"{name}#denominator"] if sums[f"{name}#denominator"] else float("nan")
+                for name in metrics
+            }
+        return broadcast_object_from_last_stage(
+            values,
+            parallel_state.get_pipeline_model_parallel_group(),
+            parallel_state.get_pipeline_model_parallel_last_rank(),
+        )
+
+    def broadcast_from_main(self, value: Any) -> Any:
+        box = [value]
+        dist.broadcast_object_list(box, src=0)
+        return box[0]
+
+    def save(self, path: Path) -> None:
+        save_nemo(self._actor, path)

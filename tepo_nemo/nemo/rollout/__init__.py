@@ -1,0 +1,1 @@
+"""Rollout engines that run inside the training process."""

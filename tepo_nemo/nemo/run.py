@@ -1,0 +1,195 @@
+"""One rank of a run: builds the host, hands it to the trainer, and writes down what came out."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TextIO
+
+import torch
+
+from tepo_nemo.config.schema import Config
+from tepo_nemo.data.order import PromptOrder
+from tepo_nemo.evaluation.accuracy import EvaluationSet, average_at_k, evaluate
+from tepo_nemo.nemo.build import Host, build_host
+from tepo_nemo.nemo.policy import MegatronPolicy
+from tepo_nemo.nemo.prompts import load_tokenized
+from tepo_nemo.nemo.rollout.megatron import MegatronRollout
+from tepo_nemo.objectives import registry
+from tepo_nemo.objectives.contract import Objective
+from tepo_nemo.reward.grading import load_reward
+from tepo_nemo.rollout.batch import TokenizedPrompt
+from tepo_nemo.rollout.scoring import Grader
+from tepo_nemo.runs.directory import RunDirectory
+from tepo_nemo.runs.metrics import EVALUATION_PREFIX
+from tepo_nemo.runs.summary import write_summary
+from tepo_nemo.training.collect import StepCollector
+from tepo_nemo.training.recorder import RunRecorder, SilentRecorder
+from tepo_nemo.training.timers import PhaseTimers
+from tepo_nemo.training.trainer import Recorder, Trainer, TrainerSettings
+
+
+def connect_policy(host: Host, config: Config, objective: Objective) -> MegatronPolicy:
+    """The trainer's policy on a built host, with the embedded rollout engine."""
+    vocab_size = config.model.vocab_size or host.actor.tokenizer.vocab_size
+    rollout = MegatronRollout(
+        host.actor,
+        stop_token=host.actor.tokenizer.eos_id,
+        vocab_size=vocab_size,
+        batch_size=config.rollout.batch_size,
+    )
+    host.actor.connect(objective, rollout, temperature=config.rollout.temperature, vocab_size=vocab_size)
+    return MegatronPolicy(host.actor, host.optimizer, gradient_clip=config.trainer.optimizer.gradient_clip)
+
+
+@dataclass(frozen=True)
+class Datasets:
+    """The tokenized prompt sets of a run."""
+
+    train: list[TokenizedPrompt]
+    evaluation: list[EvaluationSet]
+
+
+def load_datasets(config: Config, host: Host) -> Datasets:
+    """Read, tokenize and check every prompt set of the configuration."""
+
+    def load(path: Path, key: str) -> list[TokenizedPrompt]:
+        return load_tokenized(
+            path,
+            host.actor.tokenizer,
+            key=key,
+            max_response_length=config.rollout.max_response_length,
+            sequence_length=host.actor.cfg.encoder_seq_length,
+        )
+
+    return Datasets(
+        train=load(config.data.train, "data.train"),
+        evaluation=[
+            EvaluationSet(entry.name, load(entry.path, "data.evaluation"), entry.samples, entry.temperature)
+            for entry in config.data.evaluation
+        ],
+    )
+
+
+def evaluator(
+    config: Config, policy: MegatronPolicy, grader: Grader, sets: list[EvaluationSet]
+) -> Callable[[], dict[str, float]]:
+    """A function that gives avg@k of every evaluation set under the current weights."""
+
+    def run() -> dict[str, float]:
+        policy.prepare_for_inference()
+        scores = {
+            entry.name: average_at_k(
+                evaluate(
+                    policy.infer, grader, entry, seed=config.seed, max_response_length=config.rollout.max_response_length
+                )
+            )
+            for entry in sets
+        }
+        policy.finish_inference()
+        return scores
+
+    return run
+
+
+def train(config: Config, console: TextIO) -> None:
+    """Train as configured; called by every rank, after the CPU stand-ins where there is no GPU.
+
+    Args:
+        config: checked; its run directory is made already.
+        console: where a person reads what the main rank says.
+
+    Raises:
+        UserError: a mistake that only the tokenizer, the data or the checkpoint can show.
+    """
+    started = time.monotonic()
+    objective = registry.build(config.algorithm.name, config.algorithm.options)
+    host = build_host(config)
+    datasets = load_datasets(config, host)
+    policy = connect_policy(host, config, objective)
+    grader = Grader(policy, load_reward(config.data.reward), host.actor.tokenizer.ids_to_text)
+    evaluate_all = evaluator(config, policy, grader, datasets.evaluation)
+    directory = RunDirectory(config.output)
+    recorder = make_recorder(config, directory, console) if policy.is_main else SilentRecorder()
+    trainer = make_trainer(config, policy, objective, grader, datasets.train, evaluate_all, recorder)
+    status, before, after = "failed", None, None
+    try:
+        with recorder:
+            if config.data.evaluate_before:
+                before = evaluate_all()
+                recorder.evaluation("before", before)
+            trainer.fit()
+            if config.data.evaluate_after:
+                after = evaluate_all()
+                recorder.evaluation("after", after)
+        status = "done"
+    finally:
+        if policy.is_main:
+            write_summary(
+                directory.summary,
+                steps=trainer.step,
+                reward_first=recorder.rewards[0] if recorder.rewards else None,
+                reward_last=recorder.rewards[-1] if recorder.rewards else None,
+                eval_before=before,
+                eval_after=after,
+                wall_s=time.monotonic() - started,
+                status=status,
+            )
+
+
+def make_recorder(config: Config, directory: RunDirectory, console: TextIO) -> RunRecorder:
+    """The main rank's recorder."""
+    return RunRecorder(
+        directory, max_steps=config.trainer.max_steps, log_samples=config.trainer.log_samples, console=console
+    )
+
+
+def make_trainer(
+    config: Config,
+    policy: MegatronPolicy,
+    objective: Objective,
+    grader: Grader,
+    prompts: list[TokenizedPrompt],
+    evaluate_all: Callable[[], dict[str, float]],
+    recorder: Recorder,
+) -> Trainer:
+    """The trainer of a configuration."""
+    timers = PhaseTimers(torch.cuda.synchronize)
+    settings = TrainerSettings(
+        max_steps=config.trainer.max_steps,
+        prompts_per_step=config.rollout.prompts_per_step,
+        responses_per_prompt=config.rollout.responses_per_prompt,
+        updates_per_rollout=config.trainer.updates_per_rollout,
+        micro_batch_size=config.trainer.micro_batch_size,
+        max_response_length=config.rollout.max_response_length,
+        advantage=config.algorithm.advantage,
+        learning_rate=config.trainer.optimizer.learning_rate,
+        warmup_steps=config.trainer.warmup_steps,
+        save_interval=config.trainer.save_interval,
+        eval_interval=config.data.eval_interval,
+    )
+    collector = StepCollector(
+        policy,
+        grader,
+        prompts,
+        PromptOrder(len(prompts), config.seed),
+        timers,
+        seed=config.seed,
+        prompts_per_step=settings.prompts_per_step,
+        responses_per_prompt=settings.responses_per_prompt,
+        temperature=config.rollout.temperature,
+        max_response_length=settings.max_response_length,
+        dynamic_sampling=config.algorithm.dynamic_sampling,
+        max_generation_batches=config.algorithm.max_generation_batches,
+    )
+    checkpoints = RunDirectory(config.output).checkpoints
+    return Trainer(
+        settings,
+        policy,
+        objective,
+        collector,
+        timers,
+        recorder,
+        evaluate=lambda: {f"{EVALUATION_PREFIX}{name}": score for name, score in evaluate_all().items()},
+        checkpoint_path=lambda step: checkpoints / f"step_{step:06d}.nemo",
+    )

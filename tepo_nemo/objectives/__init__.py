@@ -1,0 +1,32 @@
+"""The mathematics: one module a method, and the parts that methods share.
+
+Pure tensors: no collectives, no config, no wait for the device. To add a method, write a module here with a
+registered `Objective` subclass, its preset in `configs/algorithm/` and its test; a class outside of the
+package works too, by its dotted path.
+"""
+
+from tepo_nemo.objectives.advantage import AdvantageEstimator, group_advantages, zero_spread_fraction
+from tepo_nemo.objectives.contract import (
+    Mean,
+    MinibatchStatistics,
+    MinibatchTotals,
+    Objective,
+    ObjectiveOutput,
+    TokenBatch,
+)
+from tepo_nemo.objectives.registry import build, known, register
+
+__all__ = [
+    "AdvantageEstimator",
+    "Mean",
+    "MinibatchStatistics",
+    "MinibatchTotals",
+    "Objective",
+    "ObjectiveOutput",
+    "TokenBatch",
+    "build",
+    "group_advantages",
+    "known",
+    "register",
+    "zero_spread_fraction",
+]

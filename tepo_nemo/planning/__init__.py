@@ -1,0 +1,1 @@
+"""Layout and batch arithmetic from plain numbers: no torch, no configuration objects."""

@@ -1,0 +1,95 @@
+"""How ranks form copies of the model, and how the responses of a step are shared out over them."""
+
+from dataclasses import dataclass
+
+from tepo_nemo.errors import UserError
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Ranks and responses of one training step; every division is exact."""
+
+    world: int  # ranks = nodes x devices a node
+    tensor: int  # ranks that share each layer
+    pipeline: int  # stages that share the layers
+    data: int  # copies of the model
+    responses_per_step: int  # sampled by one rollout: prompts x responses a prompt
+    responses_per_update: int  # one mini-batch, over all copies
+    responses_per_rank_update: int  # the share of one copy of the model in a mini-batch
+    micro_batches: int  # forward and backward passes of one copy in an update
+
+    def __str__(self) -> str:
+        return "\n".join(
+            (
+                f"ranks      {self.world} = {self.tensor} tensor x {self.pipeline} pipeline x {self.data} data",
+                f"step       {self.responses_per_step} responses, "
+                f"{self.responses_per_step // self.responses_per_update} updates of {self.responses_per_update}",
+                f"update     {self.responses_per_rank_update} responses a model copy in {self.micro_batches} "
+                f"micro-batches of {self.responses_per_rank_update // self.micro_batches}",
+            )
+        )
+
+
+def plan_layout(
+    *,
+    nodes: int,
+    devices_per_node: int,
+    tensor: int,
+    pipeline: int,
+    prompts_per_step: int,
+    responses_per_prompt: int,
+    updates_per_rollout: int,
+    micro_batch_size: int,
+) -> Layout:
+    """Divide ranks and responses; all arguments are at least 1.
+
+    Raises UserError, with the numbers and the nearest values that would do, where a division leaves a rest.
+    """
+    world = nodes * devices_per_node
+    if world % (tensor * pipeline):
+        raise UserError(
+            f"hardware.nodes={nodes} x hardware.devices_per_node={devices_per_node}: the number of ranks, {world}, is no "
+            f"multiple of the {tensor * pipeline} that hold a copy of the model "
+            f"(model.tensor_model_parallel_size={tensor} x model.pipeline_model_parallel_size={pipeline}); "
+            f"make the ranks a multiple of {tensor * pipeline}"
+        )
+    data = world // (tensor * pipeline)
+    if prompts_per_step % updates_per_rollout:
+        raise UserError(
+            f"trainer.updates_per_rollout={updates_per_rollout}: must divide rollout.prompts_per_step="
+            f"{prompts_per_step}, so that an update trains on whole groups; "
+            f"{_nearest_divisors(prompts_per_step, updates_per_rollout)}"
+        )
+    step = prompts_per_step * responses_per_prompt
+    update = step // updates_per_rollout
+    if update % data:
+        raise UserError(
+            f"trainer.updates_per_rollout={updates_per_rollout}: leaves {update} responses an update ({step} / "
+            f"{updates_per_rollout}), which cannot be shared by {data} copies of the model ({world} ranks / "
+            f"{tensor * pipeline}); make rollout.prompts_per_step={prompts_per_step} x "
+            f"rollout.responses_per_prompt={responses_per_prompt} a multiple of {updates_per_rollout * data}"
+        )
+    rank_update = update // data
+    if rank_update % micro_batch_size:
+        raise UserError(
+            f"trainer.micro_batch_size={micro_batch_size}: must divide the {rank_update} responses that a copy of "
+            f"the model trains on in an update (step {step} / updates {updates_per_rollout} / copies {data}); "
+            f"{_nearest_divisors(rank_update, micro_batch_size)}"
+        )
+    return Layout(
+        world=world,
+        tensor=tensor,
+        pipeline=pipeline,
+        data=data,
+        responses_per_step=step,
+        responses_per_update=update,
+        responses_per_rank_update=rank_update,
+        micro_batches=rank_update // micro_batch_size,
+    )
+
+
+def _nearest_divisors(total: int, wanted: int) -> str:
+    """The divisors of `total` on either side of one that is none."""
+    divisors = [number for number in range(1, total + 1) if total % number == 0]
+    near = [number for number in divisors if number < wanted][-1:] + [number for number in divisors if number > wanted][:1]
+    return "set it to " + " or ".join(str(number) for number in near)

@@ -1,0 +1,80 @@
+"""The contract between the trainer and whatever generates responses.
+
+Shapes: ``N`` responses asked for, ``T`` the longest response among them.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class GenerationRequest:
+    """N responses to generate, and everything that their sampling noise may depend on.
+
+    Two requests with equal rows give equal responses, whatever the batch they are generated in.
+    """
+
+    prompt_tokens: Sequence[Sequence[int]]  # N prompts (a group repeats its prompt), each at least one token
+    prompt_keys: Sequence[int]  # N, from `sampling.prompt_key`
+    sample_indices: Sequence[int]  # N, number of the response inside its group
+    seed: int  # from `sampling.stream_seed`: run seed, purpose and step
+    temperature: float  # 0 takes the most likely token
+    max_response_length: int  # tokens, the stop token included
+
+    def __len__(self) -> int:
+        return len(self.prompt_tokens)
+
+    def rows(self, start: int, stop: int) -> "GenerationRequest":
+        """The request for rows `start` to `stop` alone."""
+        return replace(
+            self,
+            prompt_tokens=self.prompt_tokens[start:stop],
+            prompt_keys=self.prompt_keys[start:stop],
+            sample_indices=self.sample_indices[start:stop],
+        )
+
+
+@dataclass(frozen=True)
+class Generation:
+    """N responses in the order of the request."""
+
+    tokens: Tensor  # [N, T] int64; columns past a response's length hold any valid token id
+    lengths: Tensor  # [N] int64, the stop token counts
+    finished: Tensor  # [N] bool: ended by the stop token (True) or cut at the length limit (False)
+    logprobs: Tensor  # [N, T] fp32, of the sampled tokens at the sampling temperature (at 1 when greedy)
+
+
+class RolloutBackend(Protocol):
+    """Generates responses under the current weights.
+
+    ``generate`` is called by all ranks of a model-parallel group with the same request, and returns the
+    same result on each of them.
+    """
+
+    def prepare(self) -> None:
+        """Take over the current weights (refit) and the memory that generation needs."""
+
+    def generate(self, request: GenerationRequest) -> Generation:
+        """Generate one response a row of the request."""
+
+    def release(self) -> None:
+        """Give the memory back to training."""
+
+
+def concatenate_generations(parts: Sequence[Generation]) -> Generation:
+    """Join generations row-wise, padding tokens to the longest."""
+    width = max(part.tokens.shape[1] for part in parts)
+
+    def widen(rows: Tensor) -> Tensor:
+        return torch.nn.functional.pad(rows, (0, width - rows.shape[1]))
+
+    return Generation(
+        tokens=torch.cat([widen(part.tokens) for part in parts]),
+        lengths=torch.cat([part.lengths for part in parts]),
+        finished=torch.cat([part.finished for part in parts]),
+        logprobs=torch.cat([widen(part.logprobs) for part in parts]),
+    )

@@ -1,0 +1,1 @@
+"""What a run leaves behind: its directory, metrics, summary, samples, console lines and pictures."""

@@ -1,0 +1,86 @@
+"""What flows through the updates of a step, one type a station:
+
+    `ScoredBatch` -> `TrainBatch` -> `MiniBatch` -> `MicroBatch`
+
+Shapes: ``R`` responses of a step, ``S`` responses of a micro-batch, ``T`` response positions, ``L`` positions
+of prompt and response together.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from tepo_nemo.objectives.contract import Mean, MinibatchTotals
+
+
+@dataclass(frozen=True)
+class TrainBatch:
+    """Everything that the updates of a step need, before sharding; the same on every rank."""
+
+    prompt_tokens: Sequence[Sequence[int]]  # R
+    response_tokens: Tensor  # [R, T] int64
+    response_lengths: Tensor  # [R] int64; 0 where a response is not trained on
+    groups: Tensor  # [R] int64
+    advantages: Tensor  # [R] fp32
+
+    def __len__(self) -> int:
+        return len(self.groups)
+
+
+class TokenStatistics(NamedTuple):
+    """Log-prob of each target and entropy, from one forward, fp32 [S, L] each."""
+
+    logprobs: Tensor
+    entropy: Tensor
+
+
+@dataclass(frozen=True)
+class MicroBatch:
+    """Whole responses that go through the model at once, already shifted: position l predicts `targets[:, l]`."""
+
+    inputs: Tensor  # [S, L] int64
+    targets: Tensor  # [S, L] int64, the next token of each input
+    mask: Tensor  # [S, L] bool, True where the target is a response token that is trained on
+    advantages: Tensor  # [S, L] fp32
+    group_tokens: Tensor  # [S] fp32, trained tokens of the response's group in the mini-batch
+    rows: Tensor  # [S] int64, row of the `TrainBatch`; -1 for padding
+    old: TokenStatistics | None = None  # None: the current weights are the old ones
+
+    def with_old(self, old: TokenStatistics) -> "MicroBatch":
+        """The same micro-batch with the statistics of the weights that made the rollout."""
+        return replace(self, old=old)
+
+    def to(self, device: torch.device) -> "MicroBatch":
+        """The same micro-batch with its tensors on `device`."""
+
+        def move(value: Tensor) -> Tensor:
+            return value.to(device, non_blocking=True)
+
+        return MicroBatch(
+            inputs=move(self.inputs),
+            targets=move(self.targets),
+            mask=move(self.mask),
+            advantages=move(self.advantages),
+            group_tokens=move(self.group_tokens),
+            rows=self.rows,
+            old=None if self.old is None else TokenStatistics(*map(move, self.old)),
+        )
+
+
+@dataclass(frozen=True)
+class MiniBatch:
+    """One optimizer update: this rank's micro-batches and the totals over all ranks."""
+
+    micro_batches: Sequence[MicroBatch]  # equal shapes, equal number on every data-parallel rank
+    totals: MinibatchTotals
+
+
+def add_means(into: dict[str, Mean], metrics: dict[str, Mean]) -> None:
+    """Add numerators and denominators of `metrics` to `into`."""
+    for name, mean in metrics.items():
+        if name in into:
+            mean = Mean(into[name].numerator + mean.numerator, into[name].denominator + mean.denominator)
+        into[name] = mean

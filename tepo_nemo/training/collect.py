@@ -1,0 +1,110 @@
+"""Collects the scored rollouts of a step: generate, grade, and sample dynamically.
+
+Dynamic sampling (DAPO, Yu et al. 2025, arXiv 2503.14476) drops groups whose correctness scores are all
+equal, since their advantages are zero, and asks for further prompts until the step is full or
+`max_generation_batches` batches are generated.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from tepo_nemo.data.order import PromptOrder
+from tepo_nemo.rollout.batch import ScoredBatch, TokenizedPrompt, concatenate_scored
+from tepo_nemo.rollout.generate import generate
+from tepo_nemo.rollout.sampling import stream_seed
+from tepo_nemo.rollout.scoring import Grader
+from tepo_nemo.training.policy import Policy
+from tepo_nemo.training.timers import PhaseTimers
+
+
+@dataclass(frozen=True)
+class CollectedStep:
+    """The rollouts of a step."""
+
+    kept: ScoredBatch | None  # the groups to train on; None where no group is worth it
+    generated: ScoredBatch  # everything that was generated
+    consumed_prompts: int  # prompts taken from the order, over the whole run
+
+
+def has_spread(scored: ScoredBatch, group: int) -> bool:
+    """Whether a group's valid rewards differ, so that it has something to teach."""
+    rewards = scored.rewards[(scored.rollouts.groups == group) & scored.valid]
+    return len(rewards) > 1 and bool(rewards.max() > rewards.min())
+
+
+class StepCollector:
+    """Fills a step with groups of responses."""
+
+    def __init__(
+        self,
+        policy: Policy,
+        grader: Grader,
+        prompts: Sequence[TokenizedPrompt],
+        order: PromptOrder,
+        timers: PhaseTimers,
+        *,
+        seed: int,
+        prompts_per_step: int,
+        responses_per_prompt: int,
+        temperature: float,
+        max_response_length: int,
+        dynamic_sampling: bool,
+        max_generation_batches: int,
+    ) -> None:
+        self._policy = policy
+        self._grader = grader
+        self._prompts = prompts
+        self._order = order
+        self._timers = timers
+        self._seed = seed
+        self._prompts_per_step = prompts_per_step
+        self._responses_per_prompt = responses_per_prompt
+        self._temperature = temperature
+        self._max_response_length = max_response_length
+        self._dynamic_sampling = dynamic_sampling
+        self._max_generation_batches = max_generation_batches if dynamic_sampling else 1
+
+    def collect(self, step: int, consumed_prompts: int) -> CollectedStep:
+        """Generate and grade until the step is full; at most `prompts_per_step` groups are kept."""
+        generated: list[ScoredBatch] = []
+        kept: list[ScoredBatch] = []
+        missing = self._prompts_per_step
+        while missing > 0 and len(generated) < self._max_generation_batches:
+            indices = self._order.take(consumed_prompts, self._prompts_per_step)
+            consumed_prompts += self._prompts_per_step
+            with self._timers.phase("rollout"):
+                rollouts = generate(
+                    self._policy.infer,
+                    [self._prompts[index] for index in indices],
+                    samples=self._responses_per_prompt,
+                    # A prompt that comes twice in a step (a small data set) must not be answered the same.
+                    seed=stream_seed(self._seed, f"rollout/{len(generated)}", step),
+                    temperature=self._temperature,
+                    max_response_length=self._max_response_length,
+                )
+            scored = self._grader.score(rollouts)
+            generated.append(scored)
+            groups = [group for group in range(len(indices)) if not self._dynamic_sampling or has_spread(scored, group)]
+            if groups:
+                kept.append(scored.select_groups(groups[:missing]))
+                missing -= len(groups[:missing])
+        return CollectedStep(
+            kept=concatenate_scored(kept) if kept else None,
+            generated=concatenate_scored(generated),
+            consumed_prompts=consumed_prompts,
+        )
+
+
+def whole_mini_batches(scored: ScoredBatch, prompts_per_update: int) -> ScoredBatch:
+    """The groups of a partly filled step that fill whole mini-batches; fewer than one mini-batch stay as they are."""
+    groups = len(scored.rollouts.prompts)
+    usable = max(groups // prompts_per_update * prompts_per_update, min(groups, prompts_per_update))
+    return scored if usable == groups else scored.select_groups(range(usable))
+
+
+def trained_lengths(scored: ScoredBatch) -> Tensor:
+    """[R] int64: response lengths, 0 for responses that are not trained on since their grading failed."""
+    return torch.where(scored.valid, scored.rollouts.generation.lengths, 0)

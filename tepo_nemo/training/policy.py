@@ -1,0 +1,73 @@
+"""What the trainer needs of a policy; the host layer implements it on a Megatron model."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+from torch import Tensor
+
+from tepo_nemo.objectives.contract import Mean
+from tepo_nemo.rollout.protocol import Generation, GenerationRequest
+from tepo_nemo.training.batch import MiniBatch, TokenStatistics
+
+
+class UpdateResult(NamedTuple):
+    """What became of one optimizer update."""
+
+    grad_norm: float  # before clipping, over the whole model
+    skipped: bool  # the gradient was not finite, the weights are unchanged
+
+
+class Policy(Protocol):
+    """A language model under training, with NeMo-Aligner's life cycle.
+
+    Every method is called by all ranks in the same order. Rollouts go in and come out whole (the same on
+    every rank); mini-batches are this rank's share.
+    """
+
+    data_parallel_rank: int
+    data_parallel_size: int
+    is_main: bool  # the one rank that grades and writes files
+    length_multiple: int  # lengths of micro-batches are multiples of this (sequence parallelism)
+
+    def prepare_for_inference(self) -> None: ...
+
+    def infer(self, request: GenerationRequest) -> Generation: ...
+
+    def finish_inference(self) -> None: ...
+
+    def prepare_for_training(self) -> None: ...
+
+    def get_token_statistics(self, mini_batches: Sequence[MiniBatch]) -> list[list[TokenStatistics]]:
+        """Log-prob and entropy under the current weights, forward only, a list a mini-batch."""
+        ...
+
+    def prepare_for_training_step(self) -> None: ...
+
+    def get_loss_and_metrics(
+        self, batch: MiniBatch, forward_only: bool
+    ) -> tuple[Tensor | None, dict[str, Mean]]:
+        """Forward (and backward) over this rank's micro-batches.
+
+        Returns this rank's share of the loss and of each metric, for `reduce_metrics`; None and nothing on
+        pipeline stages without the loss.
+        """
+        ...
+
+    def finish_training_step(self) -> None: ...
+
+    def optimizer_step(self, learning_rate: float) -> UpdateResult: ...
+
+    def finish_training(self) -> None: ...
+
+    def reduce_metrics(self, metrics: dict[str, Mean]) -> dict[str, float]:
+        """Sum numerators and denominators over data-parallel ranks and divide; the same on every rank."""
+        ...
+
+    def broadcast_from_main(self, value: Any) -> Any:
+        """The main rank's `value` on every rank."""
+        ...
+
+    def save(self, path: Path) -> None:
+        """Write the weights; complete or not there at all."""
+        ...

@@ -1,0 +1,93 @@
+"""Writes a run down: metrics, samples, TensorBoard events and the console line of a step."""
+
+from collections.abc import Sequence
+from typing import TextIO
+
+from torch import Tensor
+
+from tepo_nemo.rollout.batch import ScoredBatch
+from tepo_nemo.runs.console import Console
+from tepo_nemo.runs.directory import RunDirectory
+from tepo_nemo.runs.metrics import MetricsWriter
+from tepo_nemo.runs.samples import Sample, write_samples
+from tepo_nemo.runs.tensorboard import TensorBoard
+
+
+class RunRecorder:
+    """The recorder of the main rank; a context, inside which the console shows progress.
+
+    Args:
+        directory: of the run, made already.
+        max_steps: for the console.
+        log_samples: responses written down a step.
+        console: where a person reads.
+    """
+
+    def __init__(self, directory: RunDirectory, *, max_steps: int, log_samples: int, console: TextIO) -> None:
+        self._directory = directory
+        self._metrics = MetricsWriter(directory.metrics)
+        self._tensorboard = TensorBoard(directory.tensorboard)
+        self._console = Console(max_steps, console)
+        self._log_samples = log_samples
+        self.rewards: list[float] = []
+
+    def __enter__(self) -> "RunRecorder":
+        self._console.__enter__()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._console.__exit__(*exception)
+        self._tensorboard.close()
+
+    def step(self, step: int, metrics: dict[str, float], kept: ScoredBatch | None, advantages: Tensor | None) -> None:
+        self._metrics.write(step, metrics)
+        self._tensorboard.add(step, metrics)
+        self._console.step_line(metrics)
+        self.rewards.append(metrics["reward/mean"])
+        if kept is not None and advantages is not None:
+            write_samples(self._directory.samples(step), samples_of(kept, advantages, self._log_samples))
+
+    def evaluation(self, when: str, scores: dict[str, float]) -> None:
+        """Tell the scores of the run's start or end."""
+        self._console.message(f"{when}  " + "  ".join(f"{name} {score:.3f}" for name, score in scores.items()))
+
+
+class SilentRecorder:
+    """The recorder of all other ranks: the main rank writes."""
+
+    rewards: Sequence[float] = ()
+
+    def __enter__(self) -> "SilentRecorder":
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        """Nothing is open."""
+
+    def step(self, step: int, metrics: dict[str, float], kept: ScoredBatch | None, advantages: Tensor | None) -> None:
+        """Nothing."""
+
+    def evaluation(self, when: str, scores: dict[str, float]) -> None:
+        """Nothing."""
+
+
+def samples_of(scored: ScoredBatch, advantages: Tensor, count: int) -> list[Sample]:
+    """The first `count` responses as rows of a samples file."""
+    rollouts = scored.rollouts
+    rows = []
+    for row in range(min(count, len(rollouts))):
+        prompt = rollouts.prompts[int(rollouts.groups[row])].prompt
+        result = scored.results[row]
+        rows.append(
+            Sample(
+                prompt=prompt.prompt,
+                response=scored.texts[row],
+                gold=prompt.gold,
+                extracted_answer=result.extracted,
+                verdict=result.status,
+                reward=result.value,
+                advantage=float(advantages[row]),
+                length=int(rollouts.generation.lengths[row]),
+                truncated=not bool(rollouts.generation.finished[row]),
+            )
+        )
+    return rows

@@ -1,0 +1,131 @@
+"""The shipped presets: they build, say what the papers say, and every option in them does something."""
+
+import typing
+
+import numpy as np
+import pytest
+import yaml
+from objectives.reference import AGGREGATIONS, PRESETS, SHARED_KEYS, Case, make_case, preset, run
+
+from tepo_nemo.objectives import AdvantageEstimator, build, known
+from tepo_nemo.objectives.grpo import Grpo
+from tepo_nemo.objectives.tepo import Tepo
+
+FILES = {path.stem: yaml.safe_load(path.read_text()) for path in sorted(PRESETS.glob("*.yaml"))}
+
+
+def test_the_presets_of_this_package_are_there():
+    assert {"tepo", "tepo_no_kl", "grpo", "grpo_dapo"} <= set(FILES)
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_preset_builds_and_states_every_option(name):
+    values = FILES[name]
+    assert values.keys() >= SHARED_KEYS
+    assert values["name"] in known()
+    assert values["advantage"] in typing.get_args(AdvantageEstimator)
+    assert isinstance(values["dynamic_sampling"], bool) and values["max_generation_batches"] == 10
+    objective = build(values["name"], preset(name))
+    assert objective.model_dump() == preset(name)
+
+
+def test_tepo_is_the_default_reading_of_the_paper():
+    assert preset("tepo") == {
+        "surrogate": "ppo",
+        "ratio": "sequence-geometric",
+        "ratio_gradient": "full",
+        "clip_low": 0.2,
+        "clip_high": 0.2,
+        "kl_estimator": "k3",
+        "kl_coefficient": 0.01,
+        "kl_mask": "tepo",
+        "entropy_drop": "entropy",
+        "entropy_drop_tolerance": 0.0,
+        "aggregation": "token-mean",
+        "entropy_bonus": 0.0,
+    }
+    assert preset("tepo_no_kl") == preset("tepo") | {"kl_mask": "none"}
+    assert FILES["tepo"]["dynamic_sampling"] and FILES["tepo"]["advantage"] == "group"
+
+
+def test_grpo_is_the_form_of_its_paper_and_the_baseline_is_dapos():
+    assert preset("grpo")["aggregation"] == "seq-mean-token-mean" and preset("grpo")["kl_coefficient"] > 0
+    assert preset("grpo_dapo") == {
+        "clip_low": 0.2,
+        "clip_high": 0.2,
+        "dual_clip": 10.0,
+        "kl_estimator": "k3",
+        "kl_coefficient": 0.0,
+        "aggregation": "token-mean",
+    }
+    assert FILES["grpo_dapo"]["name"] == "grpo" and FILES["grpo_dapo"]["dynamic_sampling"]
+
+
+@pytest.mark.parametrize(
+    ("options", "entropy_gradient", "statistics"),
+    [
+        ({}, False, False),
+        ({"entropy_bonus": 0.01}, True, False),
+        ({"entropy_drop": "covariance"}, False, True),
+        ({"entropy_drop": "covariance", "kl_mask": "all"}, False, False),
+        ({"entropy_drop": "covariance", "kl_mask": "none"}, False, False),
+        ({"entropy_drop": "surprisal"}, False, False),
+    ],
+)
+def test_tepo_declares_only_what_its_options_need(options, entropy_gradient, statistics):
+    objective = build("tepo", preset("tepo") | options)
+    assert objective.needs_entropy_gradient is entropy_gradient
+    assert objective.needs_minibatch_statistics is statistics
+    assert objective.needs_reference is False
+
+
+# Values other than the preset's. With the rest at the preset's, each must change the loss or a gradient.
+OTHERS = {
+    ("tepo", "surrogate"): ["printed"],
+    ("tepo", "ratio"): ["token", "sequence-product", "none"],
+    ("tepo", "ratio_gradient"): ["stop_gradient"],
+    ("tepo", "clip_low"): [0.0, 0.5, float("inf")],
+    ("tepo", "clip_high"): [0.0, 0.5, float("inf")],
+    ("tepo", "kl_estimator"): ["k1", "k2", "abs"],
+    ("tepo", "kl_coefficient"): [0.0, 1.0],
+    ("tepo", "kl_mask"): ["all", "none"],
+    ("tepo", "entropy_drop"): ["surprisal", "covariance"],
+    ("tepo", "entropy_drop_tolerance"): [0.5],
+    ("tepo", "aggregation"): [name for name in AGGREGATIONS if name != "token-mean"],
+    ("tepo", "entropy_bonus"): [0.01],
+    ("grpo", "clip_low"): [0.0, 0.5, float("inf")],
+    ("grpo", "clip_high"): [0.0, 0.5, float("inf")],
+    ("grpo", "dual_clip"): [1.5],
+    ("grpo", "kl_estimator"): ["k1", "k2", "abs"],
+    ("grpo", "kl_coefficient"): [0.0, 1.0],
+    ("grpo", "aggregation"): [name for name in AGGREGATIONS if name != "seq-mean-token-mean"],
+}
+
+
+def test_the_list_of_options_is_complete():
+    """A new option or choice must join the test below."""
+    for name, method in (("tepo", Tepo), ("grpo", Grpo)):
+        assert {option for owner, option in OTHERS if owner == name} == method.model_fields.keys()
+        for option, field in method.model_fields.items():
+            if typing.get_origin(field.annotation) is typing.Literal:
+                choices = {preset(name)[option], *OTHERS[name, option]}
+                assert choices == set(typing.get_args(field.annotation))
+
+
+def lively_case() -> Case:
+    """Both signs of A, varying inside a response; ratios beyond both clips; uneven groups and responses."""
+    return make_case(17, 12, 6, spread=0.8, density=0.6, shaped=True)
+
+
+@pytest.mark.parametrize(
+    ("name", "option", "value"), [(*key, value) for key, values in OTHERS.items() for value in values]
+)
+def test_every_option_is_live(name, option, value):
+    """Faults 35: an option that is accepted and has no effect."""
+    before = run(build(name, preset(name)), lively_case())
+    after = run(build(name, preset(name) | {option: value}), lively_case())
+    assert (
+        not np.isclose(after.loss, before.loss, rtol=1e-9)
+        or not np.allclose(after.logprob_gradient, before.logprob_gradient, rtol=1e-9, atol=1e-12)
+        or not np.allclose(after.entropy_gradient, before.entropy_gradient)
+    )
