@@ -82,7 +82,7 @@ def _check_choice(override: Override) -> None:
 
 def _compose(groups: Sequence[Override]) -> DictConfig:
     with initialize_config_dir(str(config_folder()), job_name="tepo_nemo", version_base="1.3"):
-        tree = compose(ROOT, overrides=[f"{each.key_or_group}={each.get_value_element_as_str()}" for each in groups])
+        tree = compose(ROOT, overrides=[f"{each.key_or_group}={each.value()}" for each in groups if each.value()])
     OmegaConf.set_struct(tree, False)  # keys that only the schema has may be set too; it refuses the unknown ones
     return tree
 

@@ -56,7 +56,7 @@ TRANSFORMER_CONFIG_FIELDS = tuple(
 NEMO_KEYS = tuple(
     """
     apex_transformer_log_level apply_embedding_scaling async_grad_allreduce bias_dropout_add_fusion cluster_type
-    dist_ckpt_load_on_device do_layer_norm_weight_decay enable_megatron_timers gc_interval
+    do_layer_norm_weight_decay enable_megatron_timers gc_interval
     get_attention_mask_from_fusion grad_allreduce_chunk_size_mb grad_div_ar_fusion high_freq_factor low_freq_factor
     max_position_embeddings mcore_customization_config megatron_timer_kwargs nsys_profile old_context_len openai_gelu
     scale_factor scale_positional_embedding seq_len_interpolation_factor transformer_engine

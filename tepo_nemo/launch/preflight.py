@@ -2,7 +2,6 @@
 
 from tepo_nemo.config.schema import Config
 from tepo_nemo.data.prompts import load_prompts
-from tepo_nemo.objectives.registry import build
 from tepo_nemo.reward.grading import load_reward
 
 
@@ -11,6 +10,8 @@ def check_run(config: Config) -> None:
 
     Raises UserError on the first mistake. Imports torch, for the objective.
     """
+    from tepo_nemo.objectives.registry import build
+
     build(config.algorithm.name, config.algorithm.options)
     load_reward(config.data.reward)
     for path in (config.data.train, *(benchmark.path for benchmark in config.data.evaluation)):

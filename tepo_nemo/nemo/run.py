@@ -114,16 +114,16 @@ def train(config: Config, console: TextIO) -> None:
     trainer = make_trainer(config, policy, objective, grader, datasets.train, evaluate_all, recorder)
     status, before, after = "failed", None, None
     try:
-        with recorder:
-            if config.data.evaluate_before:
-                before = evaluate_all()
-                recorder.evaluation("before", before)
-            trainer.fit()
-            if config.data.evaluate_after:
-                after = evaluate_all()
-                recorder.evaluation("after", after)
+        if config.data.evaluate_before:
+            before = evaluate_all()
+            recorder.evaluation("before", before)
+        trainer.fit()
+        if config.data.evaluate_after:
+            after = evaluate_all()
+            recorder.evaluation("after", after)
         status = "done"
     finally:
+        recorder.close()
         if policy.is_main:
             write_summary(
                 directory.summary,

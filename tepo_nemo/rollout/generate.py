@@ -1,5 +1,6 @@
 """From prompts to a batch of responses."""
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 
 import torch
@@ -20,6 +21,9 @@ def generate(
 ) -> RolloutBatch:
     """`samples` responses to each prompt; a prompt's responses stand together.
 
+    A prompt that comes twice (a small data set, the edge of an epoch) is two groups, and is answered with other
+    noise the second time.
+
     Args:
         infer: generates a whole request, the same on every rank.
         seed: of this purpose and step, from `sampling.stream_seed`.
@@ -28,7 +32,7 @@ def generate(
     request = GenerationRequest(
         prompt_tokens=[prompt.tokens for prompt in rows],
         prompt_keys=[prompt_key(prompt.prompt.id) for prompt in rows],
-        sample_indices=list(range(samples)) * len(prompts),
+        sample_indices=_number_by_prompt(rows),
         seed=seed,
         temperature=temperature,
         max_response_length=max_response_length,
@@ -39,3 +43,13 @@ def generate(
         samples=torch.arange(samples).repeat(len(prompts)),
         generation=infer(request),
     )
+
+
+def _number_by_prompt(rows: Sequence[TokenizedPrompt]) -> list[int]:
+    """How many earlier rows ask the same prompt."""
+    seen: Counter[str] = Counter()
+    numbers = []
+    for row in rows:
+        numbers.append(seen[row.prompt.id])
+        seen[row.prompt.id] += 1
+    return numbers

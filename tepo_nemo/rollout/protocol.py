@@ -20,7 +20,7 @@ class GenerationRequest:
 
     prompt_tokens: Sequence[Sequence[int]]  # N prompts (a group repeats its prompt), each at least one token
     prompt_keys: Sequence[int]  # N, from `sampling.prompt_key`
-    sample_indices: Sequence[int]  # N, number of the response inside its group
+    sample_indices: Sequence[int]  # N, number of the response among those to its prompt
     seed: int  # from `sampling.stream_seed`: run seed, purpose and step
     temperature: float  # 0 takes the most likely token
     max_response_length: int  # tokens, the stop token included

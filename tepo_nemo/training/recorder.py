@@ -14,7 +14,7 @@ from tepo_nemo.runs.tensorboard import TensorBoard
 
 
 class RunRecorder:
-    """The recorder of the main rank; a context, inside which the console shows progress.
+    """The recorder of the main rank.
 
     Args:
         directory: of the run, made already.
@@ -31,14 +31,6 @@ class RunRecorder:
         self._log_samples = log_samples
         self.rewards: list[float] = []
 
-    def __enter__(self) -> "RunRecorder":
-        self._console.__enter__()
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self._console.__exit__(*exception)
-        self._tensorboard.close()
-
     def step(self, step: int, metrics: dict[str, float], kept: ScoredBatch | None, advantages: Tensor | None) -> None:
         self._metrics.write(step, metrics)
         self._tensorboard.add(step, metrics)
@@ -51,23 +43,25 @@ class RunRecorder:
         """Tell the scores of the run's start or end."""
         self._console.message(f"{when}  " + "  ".join(f"{name} {score:.3f}" for name, score in scores.items()))
 
+    def close(self) -> None:
+        """Take the progress bar away and close the files."""
+        self._console.close()
+        self._tensorboard.close()
+
 
 class SilentRecorder:
     """The recorder of all other ranks: the main rank writes."""
 
     rewards: Sequence[float] = ()
 
-    def __enter__(self) -> "SilentRecorder":
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        """Nothing is open."""
-
     def step(self, step: int, metrics: dict[str, float], kept: ScoredBatch | None, advantages: Tensor | None) -> None:
         """Nothing."""
 
     def evaluation(self, when: str, scores: dict[str, float]) -> None:
         """Nothing."""
+
+    def close(self) -> None:
+        """Nothing is open."""
 
 
 def samples_of(scored: ScoredBatch, advantages: Tensor, count: int) -> list[Sample]:
@@ -79,10 +73,11 @@ def samples_of(scored: ScoredBatch, advantages: Tensor, count: int) -> list[Samp
         result = scored.results[row]
         rows.append(
             Sample(
+                prompt_id=prompt.id,
                 prompt=prompt.prompt,
                 response=scored.texts[row],
                 gold=prompt.gold,
-                extracted_answer=result.extracted,
+                extracted=result.extracted,
                 verdict=result.status,
                 reward=result.value,
                 advantage=float(advantages[row]),

@@ -82,7 +82,7 @@ def test_saved_configuration_keeps_values_that_yaml_or_json_could_lose(tmp_path)
 
 def test_overrides_apply_on_top_of_a_saved_configuration(tmp_path):
     path = saved(tmp_path, "experiment=toy_cpu", "seed=5")
-    config = load_config(["seed=6", "rollout.prompts_per_step=16", "~model.num_query_groups"], path)
+    config = load_config(["seed=6", "rollout.prompts_per_step=16", "trainer.micro_batch_size=1", "~model.num_query_groups"], path)
     assert (config.seed, config.rollout.prompts_per_step, config.trainer.max_steps) == (6, 16, 72)
     assert config.model.num_query_groups is None
 

@@ -3,6 +3,7 @@
 from typing import get_args
 
 import pytest
+import yaml
 
 from tepo_nemo.config.load import load_config
 from tepo_nemo.config.presets import choices, config_folder, method_keys
@@ -24,18 +25,12 @@ def test_preset_composes(group, name):
 
 
 @pytest.mark.parametrize("name", choices()["algorithm"])
-def test_algorithm_preset_builds_its_objective(name):
+def test_algorithm_preset_states_every_option_of_its_objective(name):
     algorithm = load_config([f"algorithm={name}"]).algorithm
-    registry.build(algorithm.name, algorithm.options)
-
-
-@pytest.mark.parametrize("method", registry.known())
-def test_method_with_presets_has_exactly_the_keys_of_its_objective_and_the_shared_ones(method):
-    keys = method_keys(method)
-    if not keys:
-        pytest.skip("a method without a preset: options are its objective's alone")
-    objective = registry._find(method)
-    assert keys == set(objective.model_fields) | set(AlgorithmConfig.model_fields)
+    objective = registry.build(algorithm.name, algorithm.options)
+    preset = yaml.safe_load((config_folder() / "algorithm" / f"{name}.yaml").read_text())
+    assert set(preset) == set(type(objective).model_fields) | set(AlgorithmConfig.model_fields)
+    assert set(preset) == method_keys(algorithm.name)
 
 
 def test_advantages_are_those_that_the_objectives_know():

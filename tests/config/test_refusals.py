@@ -1,13 +1,27 @@
 """Each mistake is refused in one line that names the key, its value and what to do."""
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from pydantic import BaseModel
+from support.toy_files import make_toy_files
 
-from tepo_nemo.config.load import load_config
+from tepo_nemo.config.load import dump_config, load_config
 from tepo_nemo.config.schema import Config
 from tepo_nemo.errors import UserError
+
+
+@pytest.fixture(scope="module")
+def toy(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The default configuration, composed once and saved: the checks are the same as on presets."""
+    folder = tmp_path_factory.mktemp("saved")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        make_toy_files(folder)
+        (folder / "config.yaml").write_text(dump_config(load_config()))
+    return folder / "config.yaml"
+
 
 SAMPLER = "since the log-probabilities of the trainer would not be those of the sampler"
 
@@ -22,7 +36,7 @@ MISTAKES = [
         "hardware.zzz: unknown key (the keys here are accelerator, nodes, devices_per_node)",
     ),
     (
-        "data.evaluation=[{name: a, pth: toy/test.jsonl}]",
+        "data.evaluation=[{name:a,pth:toy/test.jsonl}]",
         "data.evaluation.0.pth: unknown key (did you mean data.evaluation.0.path?)",
     ),
     ("model=tyo", "model=tyo: unknown model; did you mean toy? choose from toy"),
@@ -79,7 +93,7 @@ MISTAKES = [
     ("rollout.batch_size=0", "rollout.batch_size=0: must be at least 1"),
     ("rollout.temperature=0", "rollout.temperature=0: must be greater than 0"),
     ("rollout.temperature=-1.0", "rollout.temperature=-1.0: must be greater than 0"),
-    ("rollout.temperature=nan", "rollout.temperature=nan: must be greater than 0"),
+    ("rollout.temperature=nan", "rollout.temperature=nan: must be a finite number"),
     ("rollout.temperature=inf", "rollout.temperature=inf: must be a finite number"),
     ("trainer.optimizer.learning_rate=0", "trainer.optimizer.learning_rate=0: must be greater than 0"),
     ("trainer.optimizer.learning_rate='1e-4'", "trainer.optimizer.learning_rate=1e-4: must be a number"),
@@ -289,16 +303,16 @@ MISTAKES = [
 
 
 @pytest.mark.parametrize(("overrides", "message"), MISTAKES, ids=[overrides for overrides, _ in MISTAKES])
-def test_mistake_is_refused_with_its_line(overrides, message):
+def test_mistake_is_refused_with_its_line(overrides, message, toy):
     with pytest.raises(UserError) as refusal:
-        load_config(overrides.split(" "))
+        load_config(overrides.split(" "), toy)
     assert str(refusal.value) == message
 
 
 @pytest.mark.parametrize(
     "overrides",
     [
-        "rollout.responses_per_prompt=2",
+        "rollout.responses_per_prompt=2 trainer.micro_batch_size=16",
         "rollout.top_k=0 rollout.top_p=1.0 rollout.repetition_penalty=1.0",
         "model.context_parallel_size=1",
         "model.virtual_pipeline_model_parallel_size=null model.num_moe_experts=null model.expert_model_parallel_size=1",
@@ -318,11 +332,16 @@ def test_mistake_is_refused_with_its_line(overrides, message):
         "data.evaluation=[]",
         "model.tokenizer.type=Qwen/Qwen2.5-7B",
         "algorithm.name=my_package.MyObjective ~algorithm.kl_mask",
-        "experiment=null",
     ],
 )
-def test_the_nearest_right_value_is_taken(overrides):
-    load_config(overrides.split(" "))
+def test_the_nearest_right_value_is_taken(overrides, toy):
+    load_config(overrides.split(" "), toy)
+
+
+def test_presets_are_checked_like_a_saved_configuration():
+    with pytest.raises(UserError, match="^rollout.responses_per_prompt=1: must be at least 2"):
+        load_config(["experiment=toy_cpu", "rollout.responses_per_prompt=1"])
+    load_config(["experiment=null"])
 
 
 def typed_keys(schema: type[BaseModel], prefix: str = "") -> Iterator[str]:
@@ -333,21 +352,21 @@ def typed_keys(schema: type[BaseModel], prefix: str = "") -> Iterator[str]:
 
 
 @pytest.mark.parametrize("key", [key for key in typed_keys(Config) if key != "seed"])
-def test_every_key_is_suggested_for_its_misspelling(key):
+def test_every_key_is_suggested_for_its_misspelling(key, toy):
     with pytest.raises(UserError) as refusal:
-        load_config([f"{key[:-1]}=1"])
+        load_config([f"{key}{key[-1]}=1"], toy)
     assert f"did you mean {key}?" in str(refusal.value)
 
 
-def test_a_misspelling_comes_before_the_key_that_it_leaves_missing(tmp_path):
+def test_a_misspelling_comes_before_the_key_that_it_leaves_missing(toy):
     with pytest.raises(UserError, match=r"^data\.trian: unknown key \(did you mean data\.train\?\)$"):
-        load_config(["~data.train", "data.trian=toy/train.jsonl"])
+        load_config(["~data.train", "data.trian=toy/train.jsonl"], toy)
 
 
-def test_a_long_or_broken_value_stays_one_short_line():
+def test_a_long_or_broken_value_stays_one_short_line(toy):
     value = "long words\n" * 500
     with pytest.raises(UserError) as refusal:
-        load_config([f'trainer.max_steps="{value}"'])
+        load_config([f'trainer.max_steps="{value}"'], toy)
     message = str(refusal.value)
     assert "\n" not in message and len(message) < 200
     assert message.startswith("trainer.max_steps=long words long words")

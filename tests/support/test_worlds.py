@@ -2,6 +2,7 @@
 
 import os
 import signal
+import sys
 import time
 from dataclasses import dataclass
 
@@ -48,6 +49,15 @@ def hang_in(rank, world_size, hanging):
 
 def settings(rank, world_size):
     return torch.get_num_threads(), os.environ["OMP_NUM_THREADS"], torch.cuda.is_available(), dist.get_backend()
+
+
+def fresh_ranks(rank, world_size):
+    names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR")
+    began_bare = not dist.is_initialized() and "nemo_aligner" in sys.modules
+    dist.init_process_group("gloo")
+    value = torch.tensor(float(rank))
+    dist.all_reduce(value)
+    return [os.environ[name] for name in names], began_bare, value.item(), os.getpid()
 
 
 @pytest.mark.parametrize("size", [1, 2, 4])
@@ -105,3 +115,13 @@ def test_hang_names_the_ranks_and_kills_them_alone(worlds):
 def test_function_inside_another_is_refused(worlds):
     with pytest.raises(TypeError, match="top of its module"):
         worlds(2).run(lambda rank, world_size: rank)
+
+
+def test_nemo_ranks_are_new_for_every_call(worlds):
+    """Process groups are left to the function: a second call could not make them again in the same processes."""
+    seen = set()
+    for _ in range(2):
+        for rank, (settings, began_bare, total, pid) in enumerate(worlds(2, stack="nemo").run(fresh_ranks)):
+            assert settings == [str(rank), str(rank), "2", "127.0.0.1"] and began_bare and total == 1.0
+            seen.add(pid)
+    assert len(seen) == 4

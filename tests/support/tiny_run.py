@@ -1,0 +1,153 @@
+"""A whole training run on `torch_policy`: prompts, a reward, and a trainer that is told what differs."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+import yaml
+from support.torch_policy import TorchPolicy, spell
+from torch import Tensor
+
+from tepo_nemo.data.order import PromptOrder
+from tepo_nemo.data.prompts import Prompt
+from tepo_nemo.objectives import registry
+from tepo_nemo.objectives.contract import Objective
+from tepo_nemo.reward.grading import RewardFunction
+from tepo_nemo.reward.result import RewardResult
+from tepo_nemo.rollout.batch import ScoredBatch, TokenizedPrompt
+from tepo_nemo.rollout.scoring import Grader
+from tepo_nemo.training.collect import StepCollector
+from tepo_nemo.training.timers import PhaseTimers
+from tepo_nemo.training.trainer import Trainer, TrainerSettings
+
+SHARED_KEYS = {"name", "advantage", "dynamic_sampling", "max_generation_batches"}
+# Of different lengths; the gold letter is what a good response holds.
+PROMPTS = [
+    TokenizedPrompt(Prompt(f"p{number}", spell(tokens), gold), tokens)
+    for number, (tokens, gold) in enumerate(
+        [([5], "a"), ([5, 6], "b"), ([6, 4, 5], "c"), ([1, 2], "1"), ([4], "2"), ([3, 3, 3, 3], "a")]
+    )
+]
+
+
+@cache
+def _preset(name: str) -> dict[str, Any]:
+    path = Path(__file__).parents[2] / "configs" / "algorithm" / f"{name}.yaml"
+    return yaml.safe_load(path.read_text(encoding="utf-8"))
+
+
+def make_objective(preset: str = "tepo", **changes: Any) -> Objective:
+    """The objective of a shipped preset, some options changed."""
+    options = {key: value for key, value in _preset(preset).items() if key not in SHARED_KEYS}
+    return registry.build(_preset(preset)["name"], options | changes)
+
+
+def letter_reward(prompt: str, response_text: str, gold: str, metadata: dict) -> RewardResult:
+    """1 for a response that holds the gold letter; grading fails where the response starts with c1."""
+    if response_text.startswith("c1"):
+        raise RuntimeError("a verifier that fails now and then")
+    return RewardResult(float(gold in response_text), "ok")
+
+
+@dataclass
+class Recording:
+    """What the trainer told its recorder, step by step."""
+
+    metrics: list[dict[str, float]] = field(default_factory=list)
+    kept: list[ScoredBatch | None] = field(default_factory=list)
+    advantages: list[Tensor | None] = field(default_factory=list)
+
+    def step(self, step: int, metrics: dict[str, float], kept: ScoredBatch | None, advantages: Tensor | None) -> None:
+        assert step == metrics["step"]
+        self.metrics.append(metrics)
+        self.kept.append(kept)
+        self.advantages.append(advantages)
+
+
+def make_collector(
+    policy: Any,
+    reward: RewardFunction = letter_reward,
+    prompts: list[TokenizedPrompt] = PROMPTS,
+    timers: PhaseTimers | None = None,
+    **changes: Any,
+) -> StepCollector:
+    """A collector of 4 prompts x 4 responses of up to 5 tokens, without dynamic sampling."""
+    settings = dict(
+        seed=1,
+        prompts_per_step=4,
+        responses_per_prompt=4,
+        temperature=policy.temperature,
+        max_response_length=5,
+        dynamic_sampling=False,
+        max_generation_batches=3,
+    )
+    settings |= changes
+    order = PromptOrder(len(prompts), settings["seed"])
+    timers = timers or PhaseTimers(lambda: None)
+    return StepCollector(policy, Grader(policy, reward, spell), prompts, order, timers, **settings)
+
+
+@dataclass
+class Run:
+    """A trainer and what one wants to see of it."""
+
+    trainer: Trainer
+    policy: TorchPolicy
+    recording: Recording
+
+
+def make_run(
+    policy: TorchPolicy,
+    *,
+    reward: RewardFunction = letter_reward,
+    prompts: list[TokenizedPrompt] = PROMPTS,
+    dynamic_sampling: bool = False,
+    evaluate: Callable[[], dict[str, float]] = dict,
+    **changes: Any,
+) -> Run:
+    """Three steps of two updates at a learning rate that moves the policy visibly."""
+    values = dict(
+        max_steps=3,
+        prompts_per_step=4,
+        responses_per_prompt=4,
+        updates_per_rollout=2,
+        micro_batch_size=2,
+        max_response_length=5,
+        advantage="group",
+        learning_rate=0.5,
+        warmup_steps=0,
+        save_interval=0,
+        eval_interval=0,
+    )
+    settings = TrainerSettings(**(values | changes))
+    timers = PhaseTimers(lambda: None)
+    collector = make_collector(
+        policy,
+        reward,
+        prompts,
+        timers,
+        prompts_per_step=settings.prompts_per_step,
+        responses_per_prompt=settings.responses_per_prompt,
+        max_response_length=settings.max_response_length,
+        dynamic_sampling=dynamic_sampling,
+    )
+    recording = Recording()
+    trainer = Trainer(
+        settings,
+        policy,
+        policy.objective,
+        collector,
+        timers,
+        recording,
+        evaluate,
+        lambda step: Path(f"step_{step}"),
+    )
+    return Run(trainer, policy, recording)
+
+
+def world_group() -> dist.ProcessGroup | None:
+    """All ranks of a test world; None in the test process."""
+    return dist.group.WORLD if dist.is_initialized() else None

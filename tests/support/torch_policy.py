@@ -1,0 +1,228 @@
+"""A causal language model of 256 parameters, and the trainer's `Policy` on it, in plain torch.
+
+Everything is float64, so that two ways to the same weights may be compared to many digits. Over a process
+group the ranks are data-parallel: each holds the model and takes its share of a mini-batch.
+"""
+
+from collections.abc import Sequence
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from tepo_nemo.objectives.contract import Mean, Objective, TokenBatch
+from tepo_nemo.parallel.data import sum_over_ranks
+from tepo_nemo.parallel.vocab import vocab_parallel_logprob_entropy
+from tepo_nemo.rollout.protocol import Generation, GenerationRequest
+from tepo_nemo.rollout.sampling import row_keys, sample_tokens
+from tepo_nemo.training.batch import MicroBatch, MiniBatch, TokenStatistics, add_means
+from tepo_nemo.training.policy import UpdateResult
+
+STOP = 0
+# Token 3 spells what tokens 1 and 2 spell in a row: text does not tell which of the two was sampled.
+SPELLING = ("<stop>", "a", "b", "ab", "c", "1", "2")
+VOCAB_SIZE = len(SPELLING)
+PADDED_VOCAB_SIZE = 8
+
+
+def spell(tokens: Sequence[int]) -> str:
+    """The text of token ids."""
+    return "".join(SPELLING[token] for token in tokens)
+
+
+def respell(text: str) -> list[int]:
+    """Token ids of a text, longest spelling first: what a tokenizer would make of it."""
+    tokens = []
+    while text:
+        token = max((t for t in range(1, VOCAB_SIZE) if text.startswith(SPELLING[t])), key=lambda t: len(SPELLING[t]))
+        tokens.append(token)
+        text = text[len(SPELLING[token]) :]
+    return tokens
+
+
+class TinyLM(nn.Module):
+    """Each position sees its own token and the mean of all embeddings up to it."""
+
+    def __init__(self, seed: int = 0, hidden: int = 8) -> None:
+        super().__init__()
+        generator = torch.Generator().manual_seed(seed)
+
+        def parameter(*shape: int) -> nn.Parameter:
+            return nn.Parameter(torch.randn(shape, generator=generator, dtype=torch.float64) * 0.7)
+
+        self.embedding = parameter(PADDED_VOCAB_SIZE, hidden)
+        self.mixer = parameter(2 * hidden, hidden)
+        self.head = parameter(hidden, PADDED_VOCAB_SIZE)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Logits [S, L, PADDED_VOCAB_SIZE] of token ids [S, L]."""
+        own = self.embedding[tokens]
+        seen = own.cumsum(dim=1) / torch.arange(1, tokens.shape[1] + 1)[:, None]
+        return torch.tanh(torch.cat([own, seen], dim=-1) @ self.mixer) @ self.head
+
+
+class TorchPolicy:
+    """Implements `Policy`, and asserts that its methods are called in the order of the life cycle."""
+
+    length_multiple = 1
+
+    def __init__(
+        self,
+        objective: Objective,
+        *,
+        temperature: float = 1.0,
+        momentum: float = 0.0,
+        seed: int = 0,
+        group: dist.ProcessGroup | None = None,
+    ) -> None:
+        self.model = TinyLM(seed)
+        self.optimizer = torch.optim.SGD(self.model.parameters(), momentum=momentum)
+        self.objective = objective
+        self.temperature = temperature
+        self.group = group
+        self.data_parallel_rank = 0 if group is None else dist.get_rank(group)
+        self.data_parallel_size = 1 if group is None else dist.get_world_size(group)
+        self.is_main = self.data_parallel_rank == 0
+        self.learning_rates: list[float] = []
+        self.saved: list[Path] = []
+        self._phase = "idle"
+
+    def _turn(self, before: str, after: str) -> None:
+        assert self._phase == before, f"{before} -> {after} while in {self._phase}"
+        self._phase = after
+
+    def weights(self) -> Tensor:
+        """All parameters in one vector, a copy."""
+        return nn.utils.parameters_to_vector(self.model.parameters()).detach().clone()
+
+    def state(self) -> dict[str, Any]:
+        """A copy of what a checkpoint would hold."""
+        return deepcopy({"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict()})
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        self.model.load_state_dict(state["model"])
+        self.optimizer.load_state_dict(state["optimizer"])
+
+    # ----------------------------------------------------------------- rollouts
+
+    def prepare_for_inference(self) -> None:
+        self._turn("idle", "inference")
+
+    @torch.no_grad()
+    def infer(self, request: GenerationRequest) -> Generation:
+        """Every rank generates everything, one row at a time: nothing is padded, cached or gathered."""
+        assert self._phase == "inference"
+        shape = len(request), request.max_response_length
+        keys = row_keys(request.seed, request.prompt_keys, request.sample_indices, torch.device("cpu"))
+        tokens, logprobs = torch.zeros(shape, dtype=torch.int64), torch.zeros(shape)
+        lengths, finished = torch.zeros(shape[0], dtype=torch.int64), torch.zeros(shape[0], dtype=torch.bool)
+        for row, prompt in enumerate(request.prompt_tokens):
+            sequence = list(prompt)
+            while lengths[row] < request.max_response_length and not finished[row]:
+                position = lengths[row : row + 1].clone()
+                drawn, logprob = sample_tokens(
+                    self.model(torch.tensor([sequence]))[:, -1],
+                    keys[row : row + 1],
+                    position,
+                    temperature=request.temperature,
+                    vocab_size=VOCAB_SIZE,
+                    group=None,
+                )
+                sequence.append(int(drawn))
+                tokens[row, position], logprobs[row, position] = drawn, logprob
+                lengths[row] += 1
+                finished[row] = int(drawn) == STOP
+        longest = int(lengths.max())
+        return Generation(tokens[:, :longest], lengths, finished, logprobs[:, :longest])
+
+    def finish_inference(self) -> None:
+        self._turn("inference", "idle")
+
+    # ----------------------------------------------------------------- training
+
+    def prepare_for_training(self) -> None:
+        self._turn("idle", "training")
+
+    @torch.no_grad()
+    def get_token_statistics(self, mini_batches: Sequence[MiniBatch]) -> list[list[TokenStatistics]]:
+        assert self._phase == "training"
+        return [[self._statistics(micro, False) for micro in mini.micro_batches] for mini in mini_batches]
+
+    def prepare_for_training_step(self) -> None:
+        self._turn("training", "update")
+        self.optimizer.zero_grad()
+
+    def get_loss_and_metrics(self, batch: MiniBatch, forward_only: bool) -> tuple[Tensor, dict[str, Mean]]:
+        assert self._phase == "update" and not forward_only
+        total, metrics = torch.zeros((), dtype=torch.float64), {}
+        for micro in batch.micro_batches:
+            current = self._statistics(micro, self.objective.needs_entropy_gradient)
+            old = micro.old or TokenStatistics(*(value.detach() for value in current))
+            output = self.objective(
+                TokenBatch(
+                    logprobs=current.logprobs,
+                    entropy=current.entropy,
+                    old_logprobs=old.logprobs,
+                    old_entropy=old.entropy,
+                    advantages=micro.advantages,
+                    mask=micro.mask,
+                    group_tokens=micro.group_tokens,
+                ),
+                batch.totals,
+            )
+            output.loss.backward()
+            total += output.loss.detach()
+            add_means(metrics, output.metrics)
+        return total, metrics
+
+    def finish_training_step(self) -> None:
+        """Sum the gradients over data-parallel ranks: the shares of the loss add up, so do they."""
+        if self.group is not None:
+            for parameter in self.model.parameters():
+                dist.all_reduce(parameter.grad, group=self.group)
+
+    def optimizer_step(self, learning_rate: float) -> UpdateResult:
+        self._turn("update", "training")
+        self.learning_rates.append(learning_rate)
+        self.optimizer.param_groups[0]["lr"] = learning_rate
+        grad_norm = float(torch.cat([p.grad.flatten() for p in self.model.parameters()]).norm())
+        finite = grad_norm < float("inf")
+        if finite:
+            self.optimizer.step()
+        return UpdateResult(grad_norm, skipped=not finite)
+
+    def finish_training(self) -> None:
+        self._turn("training", "idle")
+
+    def _statistics(self, micro: MicroBatch, entropy_requires_grad: bool) -> TokenStatistics:
+        return TokenStatistics(
+            *vocab_parallel_logprob_entropy(
+                self.model(micro.inputs),
+                micro.targets,
+                None,
+                temperature=self.temperature,
+                vocab_size=VOCAB_SIZE,
+                mask=micro.mask,
+                entropy_requires_grad=entropy_requires_grad,
+            )
+        )
+
+    # ----------------------------------------------------------------- communication
+
+    def reduce_metrics(self, metrics: dict[str, Mean]) -> dict[str, float]:
+        numerators = sum_over_ranks({name: mean.numerator for name, mean in metrics.items()}, self.group)
+        denominators = sum_over_ranks({name: mean.denominator for name, mean in metrics.items()}, self.group)
+        return {name: float(numerators[name] / denominators[name]) for name in metrics}  # 0 / 0 is NaN
+
+    def broadcast_from_main(self, value: Any) -> Any:
+        if self.group is None:
+            return value
+        box = [value]
+        dist.broadcast_object_list(box, src=0, group=self.group)
+        return box[0]
+
+    def save(self, path: Path) -> None:
+        self.saved.append(path)
