@@ -26,7 +26,7 @@ def main() -> NoReturn:
     parser = argparse.ArgumentParser(prog="tepo_nemo.launch.rank")
     parser.add_argument("--config", type=Path, required=True, help="the resolved configuration of the run")
     arguments = parser.parse_args()
-    _end_with(lambda: run_rank(load_config(config_file=arguments.config)))
+    end_with(lambda: run_rank(load_config(config_file=arguments.config)))
 
 
 def train_from_overrides(overrides: Sequence[str]) -> NoReturn:
@@ -44,18 +44,19 @@ def train_from_overrides(overrides: Sequence[str]) -> NoReturn:
         else:
             run_rank(config)
 
-    _end_with(train, report=print_error if rank == 0 else _print_error_late)
+    end_with(train, report=print_error if rank == 0 else _print_error_late)
 
 
 def run_rank(config: Config) -> None:
     """Train as the rank that RANK, WORLD_SIZE and LOCAL_RANK name; the run directory is rank 0's to have made."""
-    _prepare_devices(config)
+    prepare_devices(config)
     from tepo_nemo.nemo.run import train
 
     train(config, console=_console())
 
 
-def _prepare_devices(config: Config) -> None:
+def prepare_devices(config: Config) -> None:
+    """Put the CPU stand-ins in place, or check that this rank has a GPU (UserError)."""
     if config.hardware.accelerator == "cpu":
         os.environ["CUDA_VISIBLE_DEVICES"] = ""  # the stand-ins have no effect where a GPU is seen
         from tepo_nemo import cpu
@@ -86,7 +87,7 @@ def _console() -> TextIO:
     return sys.stdout if descriptor is None else open(int(descriptor), "w", encoding="utf-8", buffering=1)
 
 
-def _end_with(body: Callable[[], None], report: Callable[[object], None] = print_error) -> NoReturn:
+def end_with(body: Callable[[], None], report: Callable[[object], None] = print_error) -> NoReturn:
     """Run `body` and end the process.
 
     A failed rank ends at once, without the clean-up of libraries: it could wait for other ranks, and they must not

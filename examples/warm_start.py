@@ -1,0 +1,52 @@
+"""Make the model that `experiment=toy_cpu` starts from: next-token training on the gold answers of `data.train`.
+
+    python examples/warm_start.py --output toy/warm_start.nemo
+
+Runs as one process, on the CPU; the configuration is that of `experiment=toy_cpu`, further arguments are Hydra
+overrides. Exit codes as for `tepo-nemo`.
+"""
+
+import argparse
+import os
+from pathlib import Path
+
+from rich.progress import Progress
+
+from tepo_nemo.config.load import load_config
+from tepo_nemo.launch.rank import end_with, prepare_devices
+from tepo_nemo.launch.scheduler import set_rank_variables
+
+ONE_PROCESS = (
+    "hardware.devices_per_node=1",
+    "model.tensor_model_parallel_size=1",
+    "model.restore_from_path=null",
+    "trainer.micro_batch_size=64",
+    "trainer.optimizer.learning_rate=1e-3",
+)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--output", type=Path, required=True, metavar="FILE", help="the .nemo file to write")
+    parser.add_argument("--steps", type=int, default=300, help="updates (default: %(default)s)")
+    parser.add_argument("--batch-size", type=int, default=128, help="problems an update (default: %(default)s)")
+    parser.add_argument("overrides", nargs="*", metavar="OVERRIDE", help="Hydra overrides")
+    arguments = parser.parse_args()
+    config = load_config(["experiment=toy_cpu", *ONE_PROCESS, *arguments.overrides])
+    set_rank_variables(os.environ)
+    prepare_devices(config)
+    from tepo_nemo.nemo.warm_start import warm_start
+
+    with Progress(transient=True) as progress:
+        bar = progress.add_task("warm start", total=arguments.steps)
+
+        def report(step: int, loss: float) -> None:
+            progress.update(bar, completed=step)
+            if step % 100 == 0:
+                progress.console.print(f"warm start  step {step}/{arguments.steps}  loss {loss:.3f} nats a token")
+
+        warm_start(config, arguments.output, steps=arguments.steps, batch_size=arguments.batch_size, report=report)
+
+
+if __name__ == "__main__":
+    end_with(main)
