@@ -26,10 +26,14 @@ ONE_PROCESS = (
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--output", type=Path, required=True, metavar="FILE", help="the .nemo file to write")
     parser.add_argument("--steps", type=int, default=300, help="updates (default: %(default)s)")
-    parser.add_argument("--batch-size", type=int, default=128, help="problems an update (default: %(default)s)")
+    parser.add_argument(
+        "--batch-size", type=int, default=128, help="problems an update (default: %(default)s)"
+    )
     parser.add_argument("overrides", nargs="*", metavar="OVERRIDE", help="Hydra overrides")
     arguments = parser.parse_args()
     config = load_config(["experiment=toy_cpu", *ONE_PROCESS, *arguments.overrides])
@@ -43,9 +47,13 @@ def main() -> None:
         def report(step: int, loss: float) -> None:
             progress.update(bar, completed=step)
             if step % 100 == 0:
-                progress.console.print(f"warm start  step {step}/{arguments.steps}  loss {loss:.3f} nats a token")
+                progress.console.print(
+                    f"warm start  step {step}/{arguments.steps}  loss {loss:.3f} nats a token"
+                )
 
-        warm_start(config, arguments.output, steps=arguments.steps, batch_size=arguments.batch_size, report=report)
+        warm_start(
+            config, arguments.output, steps=arguments.steps, batch_size=arguments.batch_size, report=report
+        )
 
 
 if __name__ == "__main__":

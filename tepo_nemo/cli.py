@@ -1,6 +1,7 @@
-"""The `tepo-nemo` command. Each command imports what it needs when it runs, so that the light ones stay light."""
+"""The `tepo-nemo` command. Each command imports what it needs when it runs: the light ones stay light."""
 
 import argparse
+import importlib.util
 import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -81,6 +82,10 @@ def _plot(arguments: argparse.Namespace) -> int:
 
 
 def _prepare_toy(arguments: argparse.Namespace) -> int:
+    if importlib.util.find_spec("transformers") is None:
+        raise UserError(
+            "prepare-data toy: needs the package transformers for its tokenizer (pip install transformers)"
+        )
     from tepo_nemo.data.char_tokenizer import make_char_tokenizer
     from tepo_nemo.data.toy import TOY_CHARACTERS, write_toy_data
 
@@ -112,7 +117,9 @@ def _parser() -> argparse.ArgumentParser:
         details=_OVERRIDES,
     )  # fmt: skip
     for command in (train, validate):
-        command.add_argument("--config", type=Path, metavar="FILE", help="start from a saved config.yaml, not from presets")
+        command.add_argument(
+            "--config", type=Path, metavar="FILE", help="start from a saved config.yaml, not from presets"
+        )
         command.add_argument("overrides", nargs="*", metavar="OVERRIDE", help="see below")
 
     plot = _add(commands, "plot", _plot, "draw the pictures of a run", "tepo-nemo plot runs/toy")

@@ -33,7 +33,7 @@ def check_config(config: Config) -> None:
 
 
 def _check_method_keys(algorithm: AlgorithmConfig) -> None:
-    """A shipped method takes exactly the keys of its preset; values are checked where the objective is built."""
+    """A shipped method takes exactly the keys of its preset; the objective checks the values."""
     known = method_keys(algorithm.name)
     if not known:
         return  # a dotted path, or an unknown name: the registry of objectives knows
@@ -43,7 +43,9 @@ def _check_method_keys(algorithm: AlgorithmConfig) -> None:
         hint = f"did you mean algorithm.{near[0]}?" if near else f"it has {', '.join(sorted(known))}"
         raise UserError(f"algorithm.{key}: is no option of {algorithm.name} ({hint})")
     for key in sorted(known - given):
-        raise UserError(f"algorithm.{key}: is missing (set algorithm.{key}=..., or start from a preset of algorithm=)")
+        raise UserError(
+            f"algorithm.{key}: is missing (set algorithm.{key}=..., or start from a preset of algorithm=)"
+        )
 
 
 def _check_architecture(model: ModelConfig) -> None:
@@ -81,7 +83,8 @@ def _check_tensor_parallel(model: ModelConfig) -> None:
         value = getattr(model, key)
         if value and value % size:
             raise UserError(
-                f"model.tensor_model_parallel_size={size}: must divide model.{key}={value} (set a size that does)"
+                f"model.tensor_model_parallel_size={size}: must divide model.{key}={value} (set a size that "
+                "does)"
             )
 
 
@@ -96,7 +99,8 @@ def _check_pipeline(model: ModelConfig) -> None:
         )
     if layers % size:
         raise UserError(
-            f"model.pipeline_model_parallel_size={size}: must divide model.num_layers={layers} (set a size that does)"
+            f"model.pipeline_model_parallel_size={size}: must divide model.num_layers={layers} (set a size "
+            "that does)"
         )
 
 
@@ -114,7 +118,9 @@ def _check_optimizer(optimizer: OptimizerConfig) -> None:
     for key in ("betas", "eps"):
         value = getattr(optimizer, key)
         if value != OptimizerConfig.model_fields[key].default:
-            raise UserError(f"trainer.optimizer.{key}={value}: has no effect with trainer.optimizer.name=sgd (remove it)")
+            raise UserError(
+                f"trainer.optimizer.{key}={value}: has no effect with trainer.optimizer.name=sgd (remove it)"
+            )
 
 
 def _check_lengths(config: Config) -> None:
@@ -129,17 +135,23 @@ def _check_lengths(config: Config) -> None:
 
 def _check_evaluation(data: DataConfig) -> None:
     if data.eval_interval and not data.evaluation:
-        raise UserError(f"data.eval_interval={data.eval_interval}: there is nothing to evaluate (set data.evaluation)")
+        raise UserError(
+            f"data.eval_interval={data.eval_interval}: there is nothing to evaluate (set data.evaluation)"
+        )
     names = [benchmark.name for benchmark in data.evaluation]
     for number, name in enumerate(names):
         if name in names[:number]:
-            raise UserError(f"data.evaluation.{number}.name={name}: is taken already (give each benchmark its own name)")
+            raise UserError(
+                f"data.evaluation.{number}.name={name}: is taken already (give each benchmark its own name)"
+            )
 
 
 def _check_files(config: Config) -> None:
     model = config.model
     if model.restore_from_path is not None and not model.restore_from_path.exists():
-        raise UserError(f"model.restore_from_path={model.restore_from_path}: no such checkpoint (correct the path)")
+        raise UserError(
+            f"model.restore_from_path={model.restore_from_path}: no such checkpoint (correct the path)"
+        )
     folder = model.tokenizer.type if model.tokenizer is not None else ""
     if folder.startswith("/") and not Path(folder).is_dir():
         raise UserError(f"model.tokenizer.type={folder}: no such folder (correct the path)")
@@ -150,4 +162,6 @@ def _check_files(config: Config) -> None:
 
 def _require_file(key: str, path: Path) -> None:
     if not path.is_file():
-        raise UserError(f"{key}={path}: no such file (make it with tepo-nemo prepare-data, or correct the path)")
+        raise UserError(
+            f"{key}={path}: no such file (make it with tepo-nemo prepare-data, or correct the path)"
+        )

@@ -19,7 +19,6 @@ from tepo_nemo.config.presets import ROOT, choices, config_folder
 from tepo_nemo.config.schema import Config
 from tepo_nemo.errors import UserError
 
-
 _GRAMMAR = "write KEY=VALUE, and quote values with special characters: 'KEY=\"VALUE\"'"
 
 
@@ -63,7 +62,9 @@ def _parse(text: str) -> Override:
     if not override.key_or_group:
         raise UserError(f"{shown(text)}: is no override (it names no key); {_GRAMMAR}")
     if override.is_sweep_override():
-        raise UserError(f"{text}: gives several values; write a list as {override.key_or_group}=[A,B], or give one value")
+        raise UserError(
+            f"{text}: gives several values; write a list as {override.key_or_group}=[A,B], or give one value"
+        )
     if override.key_or_group.split(".")[0].split("/")[0] == "hydra":
         raise UserError(f"{text}: Hydra's own settings have no effect here (remove the override)")
     if override.key_or_group in choices():
@@ -75,15 +76,20 @@ def _check_choice(override: Override) -> None:
     group, chosen = override.key_or_group, override.value()
     names = choices()[group]
     if override.is_delete() or override.package is not None:
-        raise UserError(f"{override.input_line}: presets are only chosen, as {group}=NAME; {nearest(str(chosen), names)}")
+        raise UserError(
+            f"{override.input_line}: presets are only chosen, as {group}=NAME; {nearest(str(chosen), names)}"
+        )
     if chosen not in names and not (group == "experiment" and chosen is None):
         raise UserError(f"{override.input_line}: unknown {group}; {nearest(str(chosen), names)}")
 
 
 def _compose(groups: Sequence[Override]) -> DictConfig:
     with initialize_config_dir(str(config_folder()), job_name="tepo_nemo", version_base="1.3"):
-        tree = compose(ROOT, overrides=[f"{each.key_or_group}={each.value()}" for each in groups if each.value()])
-    OmegaConf.set_struct(tree, False)  # keys that only the schema has may be set too; it refuses the unknown ones
+        tree = compose(
+            ROOT, overrides=[f"{each.key_or_group}={each.value()}" for each in groups if each.value()]
+        )
+    # Keys that only the schema has may be set too; it refuses the unknown ones.
+    OmegaConf.set_struct(tree, False)
     return tree
 
 
@@ -91,7 +97,9 @@ def _read(path: Path) -> DictConfig:
     try:
         tree = OmegaConf.load(path)
     except OSError as error:
-        raise UserError(f"{path}: cannot be read ({error.strerror}; correct the path of the configuration)") from error
+        raise UserError(
+            f"{path}: cannot be read ({error.strerror}; correct the path of the configuration)"
+        ) from error
     except (UnicodeDecodeError, yaml.YAMLError, OmegaConfBaseException) as error:
         raise UserError(f"{path}: is no valid YAML ({shown(error)})") from error
     if not isinstance(tree, DictConfig):
@@ -109,7 +117,9 @@ def _apply(keys: Sequence[Override], tree: DictConfig) -> dict[str, Any]:
     try:
         return OmegaConf.to_container(tree, resolve=True, throw_on_missing=True)
     except OmegaConfBaseException as error:
-        raise UserError(f"{error.full_key or 'configuration'}: cannot be resolved ({_first_line(error)})") from error
+        raise UserError(
+            f"{error.full_key or 'configuration'}: cannot be resolved ({_first_line(error)})"
+        ) from error
 
 
 def _delete(override: Override, tree: DictConfig) -> None:

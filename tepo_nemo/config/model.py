@@ -27,7 +27,9 @@ class TokenizerConfig(Section):
 
 def _precision(value: object) -> object:
     if value in (16, "16", "fp16", "16-mixed"):
-        raise ValueError("16-bit floats are not supported, their range needs a loss scale (set model.precision=bf16)")
+        raise ValueError(
+            "16-bit floats are not supported, their range needs a loss scale (set model.precision=bf16)"
+        )
     return str(value) if value in (32, "32") and not isinstance(value, bool) else value
 
 
@@ -38,13 +40,14 @@ def _no_dropout(value: object) -> object:
 
 
 Activation = Literal[
-    "gelu", "geglu", "reglu", "swiglu", "squared-relu", "fast-geglu", "fast-swiglu", "fast-reglu", "approx-gelu"
+    "gelu", "geglu", "reglu", "swiglu", "squared-relu", "fast-geglu", "fast-swiglu", "fast-reglu",
+    "approx-gelu",
 ]  # fmt: skip
 NoDropout = Annotated[float, BeforeValidator(_no_dropout)]
 
 
 class ModelConfig(Section, extra="allow"):
-    """Further keys: those of `model_keys.PASSED_ON` go to NeMo as they are; any other must stand under `extra`."""
+    """Further keys: `model_keys.PASSED_ON` go to NeMo as they are; others must stand under `extra`."""
 
     name: str
     """What the model is called in logs and reports."""

@@ -1,7 +1,8 @@
 """Which keys the `model` section takes beside the typed ones, and why it refuses the others.
 
-NeMo's model section has no schema: a misspelled key is ignored there. So a key must be one that NeMo's GPT model
-reads, or a field of Megatron-core's TransformerConfig; anything else goes under `model.extra`, deliberately.
+NeMo's model section has no schema: a misspelled key is ignored there. So a key must be one that NeMo's GPT
+model reads, or a field of Megatron-core's TransformerConfig; anything else goes under `model.extra`,
+deliberately.
 """
 
 from collections.abc import Collection, Mapping
@@ -55,20 +56,20 @@ TRANSFORMER_CONFIG_FIELDS = tuple(
 
 NEMO_KEYS = tuple(
     """
-    apex_transformer_log_level apply_embedding_scaling async_grad_allreduce bias_dropout_add_fusion cluster_type
-    do_layer_norm_weight_decay enable_megatron_timers gc_interval
-    get_attention_mask_from_fusion grad_allreduce_chunk_size_mb grad_div_ar_fusion high_freq_factor low_freq_factor
-    max_position_embeddings mcore_customization_config megatron_timer_kwargs nsys_profile old_context_len openai_gelu
-    scale_factor scale_positional_embedding seq_len_interpolation_factor transformer_engine
-    ub_tp_comm_bootstrap_backend ub_tp_comm_overlap ub_tp_comm_overlap_cfg use_scaled_init_method
-    use_tp_pp_dp_mapping with_fp32_embedding_grads
+    apex_transformer_log_level apply_embedding_scaling async_grad_allreduce bias_dropout_add_fusion
+    cluster_type do_layer_norm_weight_decay enable_megatron_timers gc_interval
+    get_attention_mask_from_fusion grad_allreduce_chunk_size_mb grad_div_ar_fusion high_freq_factor
+    low_freq_factor max_position_embeddings mcore_customization_config megatron_timer_kwargs nsys_profile
+    old_context_len openai_gelu scale_factor scale_positional_embedding seq_len_interpolation_factor
+    transformer_engine ub_tp_comm_bootstrap_backend ub_tp_comm_overlap ub_tp_comm_overlap_cfg
+    use_scaled_init_method use_tp_pp_dp_mapping with_fp32_embedding_grads
     """.split()
 )
 """Keys that NeMo 2.2 reads for a Megatron-core GPT model and that TransformerConfig does not have."""
 
 SAID_ELSEWHERE = {
     "micro_batch_size": "trainer.micro_batch_size",
-    "global_batch_size": "rollout.prompts_per_step, rollout.responses_per_prompt and trainer.updates_per_rollout",
+    "global_batch_size": "rollout.prompts_per_step and trainer.updates_per_rollout",
     "rampup_batch_size": "rollout.prompts_per_step",
     "optim": "trainer.optimizer",
     "seed": "seed",
@@ -86,11 +87,15 @@ SAID_ELSEWHERE = {
     "init_method": "model.init_method_std",
     "output_layer_init_method": "model.use_scaled_init_method",
     **dict.fromkeys(
-        ("fp16", "bf16", "params_dtype", "pipeline_dtype", "enable_autocast", "autocast_dtype"), "model.precision"
+        ("fp16", "bf16", "params_dtype", "pipeline_dtype", "enable_autocast", "autocast_dtype"),
+        "model.precision",
     ),
     **dict.fromkeys(
-        ("recompute_granularity", "recompute_method", "recompute_num_layers", "activations_checkpoint_method",
-         "activations_checkpoint_num_layers", "activations_checkpoint_layers_per_pipeline"),
+        (
+            "recompute_granularity", "recompute_method", "recompute_num_layers",
+            "activations_checkpoint_method", "activations_checkpoint_num_layers",
+            "activations_checkpoint_layers_per_pipeline",
+        ),
         "model.activations_checkpoint_granularity",
     ),
 }  # fmt: skip
@@ -98,11 +103,12 @@ SAID_ELSEWHERE = {
 
 DECIDED_BY_HOST = frozenset(
     """
-    apply_residual_connection_post_layernorm attention_softmax_in_fp32 batch_p2p_sync calculate_per_token_loss
-    deallocate_pipeline_outputs distribute_saved_activations finalize_model_grads_func grad_scale_func grad_sync_func
-    gradient_as_bucket_view mcore_gpt no_sync_func num_microbatches_with_partial_activation_checkpoints
-    num_micro_batches_with_partial_activation_checkpoints param_sync_func perform_initialization test_mode timers
-    use_ring_exchange_p2p variable_seq_lengths
+    apply_residual_connection_post_layernorm attention_softmax_in_fp32 batch_p2p_sync
+    calculate_per_token_loss deallocate_pipeline_outputs distribute_saved_activations
+    finalize_model_grads_func grad_scale_func grad_sync_func gradient_as_bucket_view mcore_gpt
+    no_sync_func num_microbatches_with_partial_activation_checkpoints
+    num_micro_batches_with_partial_activation_checkpoints param_sync_func perform_initialization test_mode
+    timers use_ring_exchange_p2p variable_seq_lengths
     """.split()
 )
 """Keys that NeMo overrides, that hold functions, or that the scaling of the loss rests on."""
@@ -144,16 +150,22 @@ def check_model_keys(section: Mapping[str, Any], typed: Collection[str]) -> None
 def _check_key(key: str, value: Any, typed: Collection[str]) -> None:
     if feature := _feature(key):
         if not _is_off(key, value):
-            raise UserError(f"model.{key}={shown(value)}: needs {feature}, which is not supported (remove the key)")
+            raise UserError(
+                f"model.{key}={shown(value)}: needs {feature}, which is not supported (remove the key)"
+            )
         return
     if key in SAID_ELSEWHERE:
-        raise UserError(f"model.{key}={shown(value)}: follows from another key (set {SAID_ELSEWHERE[key]} instead)")
+        raise UserError(
+            f"model.{key}={shown(value)}: follows from another key (set {SAID_ELSEWHERE[key]} instead)"
+        )
     if key in DECIDED_BY_HOST:
         raise UserError(f"model.{key}={shown(value)}: is decided by the training code (remove the key)")
     if key not in PASSED_ON:
         near = get_close_matches(key, {*typed, *PASSED_ON}, n=1)
         meant = f"did you mean model.{near[0]}? " if near else ""
-        raise UserError(f"model.{key}: unknown key ({meant}a key that only NeMo knows goes under model.extra)")
+        raise UserError(
+            f"model.{key}: unknown key ({meant}a key that only NeMo knows goes under model.extra)"
+        )
 
 
 def _feature(key: str) -> str | None:

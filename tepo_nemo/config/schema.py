@@ -1,4 +1,4 @@
-"""The configuration of a run. Every default stands here; presets say what differs, checks.py what fits together."""
+"""The configuration of a run. Every default stands here; presets say what differs, checks.py what fits."""
 
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -42,7 +42,8 @@ def _only(neutral: float, key: str) -> AfterValidator:
     def check(value: float) -> float:
         if value != neutral:
             raise ValueError(
-                "is refused in training rollouts, since the log-probabilities of the trainer would not be those of "
+                "is refused in training rollouts, since the log-probabilities of the trainer would not be "
+                "those of "
                 f"the sampler (leave rollout.{key}={neutral})"
             )
         return value
@@ -168,7 +169,7 @@ class Config(Section):
 
     @property
     def layout(self) -> Layout:
-        """How the ranks and the responses of a step are shared out. Raises UserError where they do not divide."""
+        """How ranks and responses are shared out. Raises UserError where they do not divide."""
         return plan_layout(
             nodes=self.hardware.nodes,
             devices_per_node=self.hardware.devices_per_node,

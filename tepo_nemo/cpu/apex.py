@@ -3,10 +3,16 @@
 from types import SimpleNamespace
 from typing import Any
 
-from megatron.core.utils import local_multi_tensor_applier, local_multi_tensor_l2_norm, local_multi_tensor_scale
+from megatron.core.utils import (
+    local_multi_tensor_applier,
+    local_multi_tensor_l2_norm,
+    local_multi_tensor_scale,
+)
 
 multi_tensor_applier = local_multi_tensor_applier
-amp_C = SimpleNamespace(multi_tensor_l2norm=local_multi_tensor_l2_norm, multi_tensor_scale=local_multi_tensor_scale)
+amp_C = SimpleNamespace(
+    multi_tensor_l2norm=local_multi_tensor_l2_norm, multi_tensor_scale=local_multi_tensor_scale
+)
 
 
 def listify_model(model: Any) -> list:

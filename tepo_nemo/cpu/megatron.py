@@ -33,8 +33,12 @@ class TorchNorm:
     Transformer Engine mark such weights, and NeMo and Megatron-core add up the gradients of marked weights; so does this one.
     """
 
-    def __new__(cls, config: TransformerConfig, hidden_size: int, eps: float = 1e-5, **_: Any) -> torch.nn.Module:
-        unsharded = copy.copy(config)  # the wrapped class refuses sequence parallelism, having no mark to give
+    def __new__(
+        cls, config: TransformerConfig, hidden_size: int, eps: float = 1e-5, **_: Any
+    ) -> torch.nn.Module:
+        unsharded = copy.copy(
+            config
+        )  # the wrapped class refuses sequence parallelism, having no mark to give
         unsharded.sequence_parallel = False
         norm = WrappedTorchNorm(unsharded, hidden_size, eps)
         for parameter in norm.parameters():

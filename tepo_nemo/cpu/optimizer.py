@@ -27,7 +27,9 @@ class FusedAdam(torch.optim.Optimizer):
         adam_w_mode: bool = True,
         weight_decay: float = 0.0,
     ) -> None:
-        defaults = dict(lr=lr, bias_correction=bias_correction, betas=tuple(betas), eps=eps, weight_decay=weight_decay)
+        defaults = dict(
+            lr=lr, bias_correction=bias_correction, betas=tuple(betas), eps=eps, weight_decay=weight_decay
+        )
         super().__init__(params, defaults)
         self.adam_w_mode = adam_w_mode
 
@@ -61,4 +63,6 @@ class FusedAdam(torch.optim.Optimizer):
         correction1 = 1 - beta1 ** group["step"] if group["bias_correction"] else 1.0
         correction2 = 1 - beta2 ** group["step"] if group["bias_correction"] else 1.0
         denominator = (state["exp_avg_sq"] / correction2).sqrt_().add_(group["eps"])
-        parameter.copy_(torch.addcdiv(weight, state["exp_avg"], denominator, value=-group["lr"] / correction1))
+        parameter.copy_(
+            torch.addcdiv(weight, state["exp_avg"], denominator, value=-group["lr"] / correction1)
+        )

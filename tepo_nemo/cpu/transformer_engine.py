@@ -17,7 +17,9 @@ _FUNCTIONS = ("SplitAlongDim", "te_checkpoint")
 
 
 def _unavailable(self: Any, *_: Any, **__: Any) -> None:
-    raise RuntimeError(f"{type(self).__name__} needs Transformer Engine and a GPU; use the local layer specification")
+    raise RuntimeError(
+        f"{type(self).__name__} needs Transformer Engine and a GPU; use the local layer specification"
+    )
 
 
 def seat() -> None:
@@ -26,5 +28,7 @@ def seat() -> None:
     for name in _LAYERS:
         setattr(module, name, type(name, (), {"__init__": _unavailable, "__module__": _MODULE}))
     for name in _FUNCTIONS:
-        setattr(module, name, None)  # as Megatron-core itself does where Transformer Engine is too old to have them
+        setattr(
+            module, name, None
+        )  # as Megatron-core itself does where Transformer Engine is too old to have them
     sys.modules[_MODULE] = module

@@ -36,8 +36,9 @@ def run_ranks(
 ) -> int:
     """Run `command` as ranks 0 to `ranks` - 1 and wait for all of them; returns the exit code of the whole.
 
-    Each rank writes to `logs`/rank_K.log. The first rank that fails ends the others. SIGTERM and SIGINT reach the
-    ranks as SIGTERM, and a second one kills them. If this process dies, the kernel kills the ranks (on Linux).
+    Each rank writes to `logs`/rank_K.log. The first rank that fails ends the others. SIGTERM and SIGINT reach
+    the ranks as SIGTERM, and a second one kills them. If this process dies, the kernel kills the ranks (on
+    Linux).
 
     Args:
         environment: variables for the ranks, where they are not set already.
@@ -50,7 +51,9 @@ def run_ranks(
     with _handling_signals(group.stop):
         common = {**(environment or {}), **os.environ, **_rendezvous(ranks)}
         for rank in range(ranks):
-            group.start(command, {**common, "RANK": str(rank), "LOCAL_RANK": str(rank)}, logs / f"rank_{rank}.log")
+            group.start(
+                command, {**common, "RANK": str(rank), "LOCAL_RANK": str(rank)}, logs / f"rank_{rank}.log"
+            )
         failed = group.wait(grace_s)
     if failed is None:
         return ExitCode.STOPPED if ExitCode.STOPPED in group.codes.values() else ExitCode.DONE
@@ -104,7 +107,11 @@ class _RankGroup:
                 self.codes[rank] = self._processes[rank].returncode
             except queue.Empty:
                 rank = None
-            if rank is not None and failed is None and self.codes[rank] not in (ExitCode.DONE, ExitCode.STOPPED):
+            if (
+                rank is not None
+                and failed is None
+                and self.codes[rank] not in (ExitCode.DONE, ExitCode.STOPPED)
+            ):
                 failed, deadline = rank, time.monotonic() + grace_s
                 self._terminate()
             if time.monotonic() > deadline:
@@ -138,7 +145,9 @@ class _RankGroup:
 
 @contextmanager
 def _handling_signals(stop: Callable[[], None]) -> Iterator[None]:
-    previous = {number: signal.signal(number, lambda *_: stop()) for number in (signal.SIGTERM, signal.SIGINT)}
+    previous = {
+        number: signal.signal(number, lambda *_: stop()) for number in (signal.SIGTERM, signal.SIGINT)
+    }
     try:
         yield
     finally:
@@ -164,7 +173,7 @@ def free_port() -> int:
 
 
 def _die_with_parent(parent: int) -> Callable[[], None] | None:
-    """Runs in the child before its program: have the kernel kill it when its parent ends, however that ends."""
+    """Runs in the child before its program: the kernel shall kill it when its parent ends, in any way."""
     if _LIBC is None:
         return None
 

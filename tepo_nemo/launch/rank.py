@@ -22,7 +22,7 @@ _HEAD_START_S = 5.0  # for rank 0 to report a mistake that all ranks have found
 
 
 def main() -> NoReturn:
-    """`python -m tepo_nemo.launch.rank --config FILE`: a rank of the local launcher, which has checked the run."""
+    """`python -m tepo_nemo.launch.rank --config FILE`: a rank of the local launcher; the run is checked."""
     parser = argparse.ArgumentParser(prog="tepo_nemo.launch.rank")
     parser.add_argument("--config", type=Path, required=True, help="the resolved configuration of the run")
     arguments = parser.parse_args()
@@ -30,7 +30,7 @@ def main() -> NoReturn:
 
 
 def train_from_overrides(overrides: Sequence[str]) -> NoReturn:
-    """A rank that srun or torchrun has started (or the only one): checks the run as `tepo-nemo train` does."""
+    """A rank that srun or torchrun has started, or the only one; checks the run as `tepo-nemo train` does."""
     set_rank_variables(os.environ)
     rank = int(os.environ["RANK"])
 
@@ -48,7 +48,7 @@ def train_from_overrides(overrides: Sequence[str]) -> NoReturn:
 
 
 def run_rank(config: Config) -> None:
-    """Train as the rank that RANK, WORLD_SIZE and LOCAL_RANK name; the run directory is rank 0's to have made."""
+    """Train as the rank that RANK, WORLD_SIZE and LOCAL_RANK name, in a run directory that is made."""
     prepare_devices(config)
     from tepo_nemo.nemo.run import train
 
@@ -67,8 +67,10 @@ def prepare_devices(config: Config) -> None:
 
     if torch.cuda.device_count() <= int(os.environ["LOCAL_RANK"]):
         raise UserError(
-            f"hardware.accelerator=gpu: rank {os.environ['RANK']} finds {torch.cuda.device_count()} CUDA devices on its "
-            f"machine, hardware.devices_per_node={config.hardware.devices_per_node} (lower that, or set hardware=cpu)"
+            f"hardware.accelerator=gpu: rank {os.environ['RANK']} finds {torch.cuda.device_count()} CUDA "
+            "devices on its "
+            f"machine, hardware.devices_per_node={config.hardware.devices_per_node} (lower that, or set "
+            "hardware=cpu)"
         )
 
 
@@ -76,8 +78,10 @@ def _check_world(config: Config) -> None:
     started, configured = int(os.environ["WORLD_SIZE"]), config.layout.world
     if started != configured:
         raise UserError(
-            f"hardware.nodes={config.hardware.nodes} x hardware.devices_per_node={config.hardware.devices_per_node}: "
-            f"{configured} ranks are configured, {started} were started (start {configured}, or change the keys)"
+            f"hardware.nodes={config.hardware.nodes} x "
+            f"hardware.devices_per_node={config.hardware.devices_per_node}: "
+            f"{configured} ranks are configured, {started} were started (start {configured}, or change the "
+            "keys)"
         )
 
 
@@ -90,8 +94,8 @@ def _console() -> TextIO:
 def end_with(body: Callable[[], None], report: Callable[[object], None] = print_error) -> NoReturn:
     """Run `body` and end the process.
 
-    A failed rank ends at once, without the clean-up of libraries: it could wait for other ranks, and they must not
-    be seen to fail before the one that pulled them down.
+    A failed rank ends at once, without the clean-up of libraries: it could wait for other ranks, and they must
+    not be seen to fail before the one that pulled them down.
     """
     try:
         body()
@@ -109,7 +113,7 @@ def end_with(body: Callable[[], None], report: Callable[[object], None] = print_
 
 
 def _print_error_late(mistake: object) -> None:
-    """For the other ranks under srun or torchrun: what rank 0 has found too, it reports, and they are ended."""
+    """For the other ranks under srun or torchrun: rank 0 reports what it finds too, and they are ended."""
     time.sleep(_HEAD_START_S)
     print_error(f"rank {os.environ['RANK']}: {mistake}")
 

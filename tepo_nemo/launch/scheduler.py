@@ -10,8 +10,8 @@ from tepo_nemo.launch.local import free_port
 def set_rank_variables(environ: MutableMapping[str, str]) -> None:
     """Set RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT where RANK is unset.
 
-    torchrun and the local launcher set them all. Under `srun` they follow from SLURM's; a single process without
-    any launcher is rank 0 of 1.
+    torchrun and the local launcher set them all. Under `srun` they follow from SLURM's; a single process
+    without any launcher is rank 0 of 1.
     """
     if "RANK" in environ:
         return

@@ -12,7 +12,13 @@ from megatron.core import parallel_state
 from megatron.core.pipeline_parallel.schedules import get_forward_backward_func
 from nemo.collections.nlp.models.language_modeling.megatron_gpt_model import MegatronGPTModel
 from nemo_aligner.models.alignable_interface import AlignableGenerativeInterface
-from nemo_aligner.utils.train_utils import grad_reductions, prepare_for_training_step, set_eval, set_sync_funcs, set_train
+from nemo_aligner.utils.train_utils import (
+    grad_reductions,
+    prepare_for_training_step,
+    set_eval,
+    set_sync_funcs,
+    set_train,
+)
 from omegaconf import DictConfig
 from torch import Tensor
 
@@ -37,7 +43,9 @@ class MegatronGPTTEPOActorModel(MegatronGPTModel, AlignableGenerativeInterface):
         super().__init__(cfg, trainer=trainer)
         self.automatic_optimization = False
 
-    def connect(self, objective: Objective, rollout: RolloutBackend, *, temperature: float, vocab_size: int) -> None:
+    def connect(
+        self, objective: Objective, rollout: RolloutBackend, *, temperature: float, vocab_size: int
+    ) -> None:
         """Set what the model is trained with.
 
         Args:
@@ -104,7 +112,9 @@ class MegatronGPTTEPOActorModel(MegatronGPTModel, AlignableGenerativeInterface):
     def prepare_for_training_step(self) -> None:
         prepare_for_training_step(self, zero_grad=True)
 
-    def get_loss_and_metrics(self, batch: MiniBatch, forward_only: bool) -> tuple[Tensor | None, dict[str, Mean]]:
+    def get_loss_and_metrics(
+        self, batch: MiniBatch, forward_only: bool
+    ) -> tuple[Tensor | None, dict[str, Mean]]:
         """Forward and backward over this rank's micro-batches of one mini-batch.
 
         Returns:

@@ -38,12 +38,20 @@ def host_config(config: Config) -> DictConfig:
 
 
 def _model_section(config: Config, precision: int | str) -> dict:
-    given = config.model.model_dump(mode="json", exclude={"name", "restore_from_path", "vocab_size", "extra", "tokenizer"})
+    given = config.model.model_dump(
+        mode="json", exclude={"name", "restore_from_path", "vocab_size", "extra", "tokenizer"}
+    )
     section = {key: value for key, value in given.items() if value is not None}
     tokenizer = config.model.tokenizer
     if tokenizer is not None:
-        section["tokenizer"] = {"library": tokenizer.library, "type": str(tokenizer.type), "use_fast": True,
-                                "model": None, "vocab_file": None, "merge_file": None}
+        section["tokenizer"] = {
+            "library": tokenizer.library,
+            "type": str(tokenizer.type),
+            "use_fast": True,
+            "model": None,
+            "vocab_file": None,
+            "merge_file": None,
+        }
     section |= {
         "mcore_gpt": True,
         "precision": precision,
@@ -56,8 +64,12 @@ def _model_section(config: Config, precision: int | str) -> dict:
         "optim": _optimizer_section(config),
         # NeMo reads these even where nothing is recomputed.
         "activations_checkpoint_granularity": config.model.activations_checkpoint_granularity,
-        "activations_checkpoint_method": "uniform" if config.model.activations_checkpoint_granularity == "full" else None,
-        "activations_checkpoint_num_layers": 1 if config.model.activations_checkpoint_granularity == "full" else None,
+        "activations_checkpoint_method": "uniform"
+        if config.model.activations_checkpoint_granularity == "full"
+        else None,
+        "activations_checkpoint_num_layers": 1
+        if config.model.activations_checkpoint_granularity == "full"
+        else None,
         "activations_checkpoint_layers_per_pipeline": None,
         "num_micro_batches_with_partial_activation_checkpoints": None,
     }

@@ -24,7 +24,9 @@ from tepo_nemo.training.policy import UpdateResult
 class MegatronPolicy:
     """Drives an actor and its optimizer; implements `Policy`."""
 
-    def __init__(self, actor: MegatronGPTTEPOActorModel, optimizer: Optimizer, *, gradient_clip: float) -> None:
+    def __init__(
+        self, actor: MegatronGPTTEPOActorModel, optimizer: Optimizer, *, gradient_clip: float
+    ) -> None:
         self._actor = actor
         self._optimizer = optimizer
         self._gradient_clip = gradient_clip
@@ -32,7 +34,9 @@ class MegatronPolicy:
         self.data_parallel_size = parallel_state.get_data_parallel_world_size()
         self.is_main = dist.get_rank() == 0
         sequence_parallel = actor.cfg.get("sequence_parallel", False)
-        self.length_multiple = parallel_state.get_tensor_model_parallel_world_size() if sequence_parallel else 1
+        self.length_multiple = (
+            parallel_state.get_tensor_model_parallel_world_size() if sequence_parallel else 1
+        )
 
     # ----------------------------------------------------------------- rollouts
 
@@ -86,7 +90,9 @@ class MegatronPolicy:
     def prepare_for_training_step(self) -> None:
         self._actor.prepare_for_training_step()
 
-    def get_loss_and_metrics(self, batch: MiniBatch, forward_only: bool) -> tuple[Tensor | None, dict[str, Mean]]:
+    def get_loss_and_metrics(
+        self, batch: MiniBatch, forward_only: bool
+    ) -> tuple[Tensor | None, dict[str, Mean]]:
         return self._actor.get_loss_and_metrics(batch, forward_only)
 
     def finish_training_step(self) -> None:
@@ -107,12 +113,21 @@ class MegatronPolicy:
         values = None
         if parallel_state.is_pipeline_last_stage():
             device = torch.cuda.current_device()
-            sums = {f"{name}#{part}": value.to(device) for name, mean in metrics.items()
-                    for part, value in zip(("numerator", "denominator"), (mean.numerator, mean.denominator), strict=True)}
-            sums = {name: float(value) for name, value in
-                    sum_over_ranks(sums, parallel_state.get_data_parallel_group()).items()}
+            sums = {
+                f"{name}#{part}": value.to(device)
+                for name, mean in metrics.items()
+                for part, value in zip(
+                    ("numerator", "denominator"), (mean.numerator, mean.denominator), strict=True
+                )
+            }
+            sums = {
+                name: float(value)
+                for name, value in sum_over_ranks(sums, parallel_state.get_data_parallel_group()).items()
+            }
             values = {
-                name: sums[f"{name}#numerator"] / sums[f"{name}#denominator"] if sums[f"{name}#denominator"] else float("nan")
+                name: sums[f"{name}#numerator"] / sums[f"{name}#denominator"]
+                if sums[f"{name}#denominator"]
+                else float("nan")
                 for name in metrics
             }
         return broadcast_object_from_last_stage(

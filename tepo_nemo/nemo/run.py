@@ -81,7 +81,11 @@ def evaluator(
         scores = {
             entry.name: average_at_k(
                 evaluate(
-                    policy.infer, grader, entry, seed=config.seed, max_response_length=config.rollout.max_response_length
+                    policy.infer,
+                    grader,
+                    entry,
+                    seed=config.seed,
+                    max_response_length=config.rollout.max_response_length,
                 )
             )
             for entry in sets

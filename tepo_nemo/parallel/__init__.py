@@ -1,1 +1,1 @@
-"""What the ranks of a run exchange: vocabulary, pipeline and data collectives. Process groups are arguments."""
+"""What ranks exchange: vocabulary, pipeline and data collectives. Process groups are arguments."""

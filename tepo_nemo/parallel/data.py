@@ -76,8 +76,13 @@ def _gather_objects(value: object, group: dist.ProcessGroup) -> list:
 
 def _differences(names: list[str], group: dist.ProcessGroup) -> str:
     per_rank = [set(other) for other in _gather_objects(names, group)]
-    lacking = {name: [rank for rank, own in enumerate(per_rank) if name not in own] for name in set().union(*per_rank)}
-    return "; ".join(f"{name!r} is missing on rank(s) {ranks}" for name, ranks in sorted(lacking.items()) if ranks)
+    lacking = {
+        name: [rank for rank, own in enumerate(per_rank) if name not in own]
+        for name in set().union(*per_rank)
+    }
+    return "; ".join(
+        f"{name!r} is missing on rank(s) {ranks}" for name, ranks in sorted(lacking.items()) if ranks
+    )
 
 
 def _device(group: dist.ProcessGroup) -> torch.device:

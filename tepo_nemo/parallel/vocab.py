@@ -1,8 +1,8 @@
 """Log-probability and entropy of a vocabulary that is split over the tensor-parallel ranks.
 
-With z = logits / temperature, a rank knows of its columns and of each token the maximum m and, relative to it,
-S = sum exp(z - m), D = sum exp(z - m)(z - m) and, if the target is its own, z_target - m. These four numbers
-merge without loss of digits (absolute log-sum-exps and mean logits would not, at large logits):
+With z = logits / temperature, a rank knows of its columns and of each token the maximum m and, relative to
+it, S = sum exp(z - m), D = sum exp(z - m)(z - m) and, if the target is its own, z_target - m. These four
+numbers merge without loss of digits (absolute log-sum-exps and mean logits would not, at large logits):
 
     M = max_r m_r,  S = sum_r S_r exp(m_r - M),  D = sum_r exp(m_r - M)(D_r + S_r (m_r - M))
     log p(target) = (z_target - M) - log S          H = -sum p log p = log S - D / S
@@ -42,10 +42,10 @@ def vocab_parallel_logprob_entropy(
     """Log-probability of each target token and entropy of its distribution, in nats.
 
     One all-gather of four numbers a token forward, none backward; results are bit-identical on all ranks.
-    The logits are read, never changed; their gradient has their dtype, the arithmetic is fp32 (fp64 for fp64).
+    The logits are never changed; their gradient has their dtype, the arithmetic is fp32 (fp64 for fp64).
 
     Args:
-        logits: [..., V_local], fp32 or bf16 (or fp64): columns rank * V_local and on of the padded vocabulary.
+        logits: [..., V_local], fp32, bf16 or fp64: columns rank * V_local and on of the padded vocabulary.
         target: [...] int64, ids in the whole vocabulary.
         group: the tensor-parallel ranks, or None where the vocabulary is not split.
         temperature: the sampling temperature; the distribution is softmax(logits / temperature).
@@ -146,7 +146,7 @@ def _slope(
 
 
 def _local_statistics(logits: Tensor, target: Tensor, columns: _Columns, temperature: float) -> Tensor:
-    """[4, N]: m, S, D and z_target - m over the rank's own columns; m = FORBIDDEN, S = D = 0 where it has none."""
+    """[4, N]: m, S, D and z_target - m over the rank's columns; m = FORBIDDEN, S = D = 0 if it has none."""
     dtype = torch.float64 if logits.dtype == torch.float64 else torch.float32
     owned, column = columns.locate(target.flatten())
     statistics = torch.zeros((4, target.numel()), dtype=dtype, device=logits.device)
@@ -174,7 +174,12 @@ def _merge(statistics: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     merged_weighted = ((weighted + total * shift) * scale).sum(0)
     log_sum = merged_total.log()
     # A target has one owner; everywhere else it is -inf.
-    return merged_maximum, log_sum, (chosen + shift).amax(0) - log_sum, log_sum - merged_weighted / merged_total
+    return (
+        merged_maximum,
+        log_sum,
+        (chosen + shift).amax(0) - log_sum,
+        log_sum - merged_weighted / merged_total,
+    )
 
 
 def _chunks(count: int, width: int) -> Iterator[slice]:

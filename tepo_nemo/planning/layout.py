@@ -21,9 +21,11 @@ class Layout:
     def __str__(self) -> str:
         return "\n".join(
             (
-                f"ranks      {self.world} = {self.tensor} tensor x {self.pipeline} pipeline x {self.data} data",
+                f"ranks      {self.world} = {self.tensor} tensor x {self.pipeline} pipeline x {self.data} "
+                "data",
                 f"step       {self.responses_per_step} responses, "
-                f"{self.responses_per_step // self.responses_per_update} updates of {self.responses_per_update}",
+                f"{self.responses_per_step // self.responses_per_update} updates of "
+                f"{self.responses_per_update}",
                 f"update     {self.responses_per_rank_update} responses a model copy in {self.micro_batches} "
                 f"micro-batches of {self.responses_per_rank_update // self.micro_batches}",
             )
@@ -48,7 +50,8 @@ def plan_layout(
     world = nodes * devices_per_node
     if world % (tensor * pipeline):
         raise UserError(
-            f"hardware.nodes={nodes} x hardware.devices_per_node={devices_per_node}: the number of ranks, {world}, is no "
+            f"hardware.nodes={nodes} x hardware.devices_per_node={devices_per_node}: the number of ranks, "
+            f"{world}, is no "
             f"multiple of the {tensor * pipeline} that hold a copy of the model "
             f"(model.tensor_model_parallel_size={tensor} x model.pipeline_model_parallel_size={pipeline}); "
             f"make the ranks a multiple of {tensor * pipeline}"
@@ -64,7 +67,8 @@ def plan_layout(
     update = step // updates_per_rollout
     if update % data:
         raise UserError(
-            f"trainer.updates_per_rollout={updates_per_rollout}: leaves {update} responses an update ({step} / "
+            f"trainer.updates_per_rollout={updates_per_rollout}: leaves {update} responses an update ({step} "
+            "/ "
             f"{updates_per_rollout}), which cannot be shared by {data} copies of the model ({world} ranks / "
             f"{tensor * pipeline}); make rollout.prompts_per_step={prompts_per_step} x "
             f"rollout.responses_per_prompt={responses_per_prompt} a multiple of {updates_per_rollout * data}"
@@ -72,8 +76,10 @@ def plan_layout(
     rank_update = update // data
     if rank_update % micro_batch_size:
         raise UserError(
-            f"trainer.micro_batch_size={micro_batch_size}: must divide the {rank_update} responses that a copy of "
-            f"the model trains on in an update (step {step} / updates {updates_per_rollout} / copies {data}); "
+            f"trainer.micro_batch_size={micro_batch_size}: must divide the {rank_update} responses that a "
+            "copy of "
+            f"the model trains on in an update (step {step} / updates {updates_per_rollout} / copies "
+            f"{data}); "
             f"{_nearest_divisors(rank_update, micro_batch_size)}"
         )
     return Layout(
@@ -91,5 +97,7 @@ def plan_layout(
 def _nearest_divisors(total: int, wanted: int) -> str:
     """The divisors of `total` on either side of one that is none."""
     divisors = [number for number in range(1, total + 1) if total % number == 0]
-    near = [number for number in divisors if number < wanted][-1:] + [number for number in divisors if number > wanted][:1]
+    near = [number for number in divisors if number < wanted][-1:] + [
+        number for number in divisors if number > wanted
+    ][:1]
     return "set it to " + " or ".join(str(number) for number in near)

@@ -54,7 +54,9 @@ class ScoredBatch:
     @property
     def valid(self) -> Tensor:
         """[R] bool: False where grading failed; such a response neither votes nor is trained on."""
-        return torch.tensor([result.status in ("ok", "unparseable") for result in self.results], dtype=torch.bool)
+        return torch.tensor(
+            [result.status in ("ok", "unparseable") for result in self.results], dtype=torch.bool
+        )
 
     def select_groups(self, groups: Sequence[int]) -> "ScoredBatch":
         """The given groups alone, renumbered from 0 in the given order."""
@@ -87,7 +89,9 @@ def concatenate_scored(parts: Sequence[ScoredBatch]) -> ScoredBatch:
     return ScoredBatch(
         rollouts=RolloutBatch(
             prompts=[prompt for part in parts for prompt in part.rollouts.prompts],
-            groups=torch.cat([part.rollouts.groups + offset for part, offset in zip(parts, offsets, strict=False)]),
+            groups=torch.cat(
+                [part.rollouts.groups + offset for part, offset in zip(parts, offsets, strict=False)]
+            ),
             samples=torch.cat([part.rollouts.samples for part in parts]),
             generation=concatenate_generations([part.rollouts.generation for part in parts]),
         ),

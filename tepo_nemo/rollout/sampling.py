@@ -50,7 +50,9 @@ def mix64(x: Tensor) -> Tensor:
     return x ^ _shift_right(x, 31)
 
 
-def row_keys(seed: int, prompt_keys: Sequence[int], sample_indices: Sequence[int], device: torch.device) -> Tensor:
+def row_keys(
+    seed: int, prompt_keys: Sequence[int], sample_indices: Sequence[int], device: torch.device
+) -> Tensor:
     """Keys of N responses, int64 [N]."""
     prompts = torch.tensor(prompt_keys, dtype=torch.int64, device=device)
     samples = torch.tensor(sample_indices, dtype=torch.int64, device=device)

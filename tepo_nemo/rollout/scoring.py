@@ -36,7 +36,10 @@ class Grader:
             prompts = [rollouts.prompts[group].prompt for group in rollouts.groups.tolist()]
             results = grade_batch(
                 self._reward,
-                [(prompt.prompt, text, prompt.gold, prompt.metadata) for prompt, text in zip(prompts, texts, strict=True)],
+                [
+                    (prompt.prompt, text, prompt.gold, prompt.metadata)
+                    for prompt, text in zip(prompts, texts, strict=True)
+                ],
             )
         return ScoredBatch(rollouts, texts, self._ranks.broadcast_from_main(results))
 
@@ -44,5 +47,6 @@ class Grader:
         generation = rollouts.generation
         ends = generation.lengths - generation.finished.long()
         return [
-            self._detokenize(tokens[:end]) for tokens, end in zip(generation.tokens.tolist(), ends.tolist(), strict=True)
+            self._detokenize(tokens[:end])
+            for tokens, end in zip(generation.tokens.tolist(), ends.tolist(), strict=True)
         ]

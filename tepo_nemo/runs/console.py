@@ -81,5 +81,4 @@ class Console:
         self._progress.stop()
 
     def _print(self, text: Text) -> None:
-        self._rich.print(text, soft_wrap=True)
-        self._rich.file.flush()  # a log file is followed while the run goes on
+        self._rich.print(text, soft_wrap=True)  # in one piece whatever the width, and flushed

@@ -33,13 +33,13 @@ METRICS: dict[str, str] = {
     "tokens/trained": "number of trained tokens in the updates of the step",
     "tokens/padding_fraction": "positions of padding / positions computed in the updates of the step",
     "time/rollout_s": "seconds of generation, all generation batches of the step",
-    "time/old_stats_s": "seconds of the forward-only passes: old log-probs and entropies, statistics of a mini-batch",
-    "time/statistics_s": "seconds of forward passes for mini-batch statistics, where the method needs them",
+    "time/old_stats_s": "seconds of forward-only passes: old log-probs and entropies, batch statistics",
     "time/train_s": "seconds of all updates of the step, optimizer included",
     "time/step_s": "seconds of the whole step",
     "update/skipped": "number of updates of the step that were skipped",
 }
 EVALUATION_PREFIX = "eval/"  # eval/<benchmark>: avg@k as a fraction, mean over samples, then over problems
+OWN_PREFIX = "objective/"  # metrics that an objective from outside this package returns beside the common ones
 
 
 class MetricsWriter:
@@ -63,12 +63,12 @@ class MetricsWriter:
         """Writes one step as one line and flushes it; NaN and infinities are written as null.
 
         Raises:
-            KeyError: a key is not in `METRICS` and is not an `eval/` key.
+            KeyError: a key is neither in `METRICS` nor under `eval/` or `objective/`.
             TypeError: a value is not a number (a tensor needs `.item()` first).
         """
         for key, value in metrics.items():
-            if key not in METRICS and not key.startswith(EVALUATION_PREFIX):
-                raise KeyError(f"metric {key!r} has no entry in METRICS")
+            if key not in METRICS and not key.startswith((EVALUATION_PREFIX, OWN_PREFIX)):
+                raise KeyError(f"metric {key!r} has no entry in METRICS; call your own metrics {OWN_PREFIX}NAME")
             if not isinstance(value, numbers.Real):
                 raise TypeError(f"metric {key!r} is {type(value).__name__}, not a number")
         if step <= self._last_step:

@@ -87,7 +87,11 @@ class StepCollector:
                 )
             scored = self._grader.score(rollouts)
             generated.append(scored)
-            groups = [group for group in range(len(indices)) if not self._dynamic_sampling or has_spread(scored, group)]
+            groups = [
+                group
+                for group in range(len(indices))
+                if not self._dynamic_sampling or has_spread(scored, group)
+            ]
             if groups:
                 kept.append(scored.select_groups(groups[:missing]))
                 missing -= len(groups[:missing])

@@ -19,7 +19,9 @@ def rollout_metrics(collected: CollectedStep) -> dict[str, float]:
     rewards = scored.rewards[valid]
     return {
         "reward/mean": float(rewards.mean()) if len(rewards) else float("nan"),
-        "reward/group_std_zero_fraction": float(zero_spread_fraction(scored.rewards, scored.rollouts.groups, valid)),
+        "reward/group_std_zero_fraction": float(
+            zero_spread_fraction(scored.rewards, scored.rollouts.groups, valid)
+        ),
         "response_length/mean": float(generation.lengths.double().mean()),
         "response_length/truncated_fraction": float((~generation.finished).double().mean()),
         "verifier/failed_fraction": float((~valid).double().mean()),

@@ -54,13 +54,15 @@ def build_mini_batches(
     same number of micro-batches. All micro-batches of a step have one shape.
     """
     width = max(
-        len(prompt) + length - 1 for prompt, length in zip(batch.prompt_tokens, batch.response_lengths.tolist(), strict=True)
+        len(prompt) + length - 1
+        for prompt, length in zip(batch.prompt_tokens, batch.response_lengths.tolist(), strict=True)
     )
     width = max(1, -(-width // length_multiple)) * length_multiple
     rows = torch.arange(len(batch))
     if len(rows) < responses_per_update:
         rows = torch.nn.functional.pad(rows, (0, responses_per_update - len(rows)), value=-1)
     assert len(rows) % responses_per_update == 0, "a step trains on whole mini-batches"
+    assert responses_per_update % (data_parallel_size * micro_batch_size) == 0, "micro-batches are equal"
     share = responses_per_update // data_parallel_size
 
     mini_batches = []
@@ -76,7 +78,8 @@ def build_mini_batches(
         )
         own = update_rows[data_parallel_rank * share : (data_parallel_rank + 1) * share]
         micro_batches = [
-            _micro_batch(batch, micro_rows, tokens_per_group, width) for micro_rows in own.split(micro_batch_size)
+            _micro_batch(batch, micro_rows, tokens_per_group, width)
+            for micro_rows in own.split(micro_batch_size)
         ]
         mini_batches.append(MiniBatch(micro_batches, totals))
     return mini_batches

@@ -31,7 +31,9 @@ class RunRecorder:
         self._log_samples = log_samples
         self.rewards: list[float] = []
 
-    def step(self, step: int, metrics: dict[str, float], kept: ScoredBatch | None, advantages: Tensor | None) -> None:
+    def step(
+        self, step: int, metrics: dict[str, float], kept: ScoredBatch | None, advantages: Tensor | None
+    ) -> None:
         self._metrics.write(step, metrics)
         self._tensorboard.add(step, metrics)
         self._console.step_line(metrics)
@@ -41,7 +43,9 @@ class RunRecorder:
 
     def evaluation(self, when: str, scores: dict[str, float]) -> None:
         """Tell the scores of the run's start or end."""
-        self._console.message(f"{when}  " + "  ".join(f"{name} {score:.3f}" for name, score in scores.items()))
+        self._console.message(
+            f"{when}  " + "  ".join(f"{name} {score:.3f}" for name, score in scores.items())
+        )
 
     def close(self) -> None:
         """Take the progress bar away and close the files."""
@@ -54,7 +58,9 @@ class SilentRecorder:
 
     rewards: Sequence[float] = ()
 
-    def step(self, step: int, metrics: dict[str, float], kept: ScoredBatch | None, advantages: Tensor | None) -> None:
+    def step(
+        self, step: int, metrics: dict[str, float], kept: ScoredBatch | None, advantages: Tensor | None
+    ) -> None:
         """Nothing."""
 
     def evaluation(self, when: str, scores: dict[str, float]) -> None:

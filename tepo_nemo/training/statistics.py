@@ -18,7 +18,9 @@ def with_old_statistics(policy: Policy, mini_batches: Sequence[MiniBatch]) -> li
     """
     statistics = policy.get_token_statistics(mini_batches)
     return [
-        MiniBatch([micro.with_old(old) for micro, old in zip(mini.micro_batches, olds, strict=True)], mini.totals)
+        MiniBatch(
+            [micro.with_old(old) for micro, old in zip(mini.micro_batches, olds, strict=True)], mini.totals
+        )
         for mini, olds in zip(mini_batches, statistics, strict=True)
     ]
 
@@ -29,7 +31,10 @@ def with_minibatch_statistics(policy: Policy, mini_batch: MiniBatch) -> MiniBatc
     Costs one forward-only pass over the mini-batch; only objectives that ask for it pay.
     """
     (statistics,) = policy.get_token_statistics([mini_batch])
-    sums = {"advantage": torch.zeros((), dtype=torch.float64), "logprob": torch.zeros((), dtype=torch.float64)}
+    sums = {
+        "advantage": torch.zeros((), dtype=torch.float64),
+        "logprob": torch.zeros((), dtype=torch.float64),
+    }
     for micro, current in zip(mini_batch.micro_batches, statistics, strict=True):
         sums["advantage"] += torch.where(micro.mask, micro.advantages, 0).double().sum()
         sums["logprob"] += torch.where(micro.mask, current.logprobs.cpu(), 0).double().sum()

@@ -61,5 +61,9 @@ def train_supervised(
         policy.finish_training_step()
         policy.optimizer_step(learning_rate)
         policy.finish_training()
-        share = {} if loss is None else {"loss": Mean(loss, torch.full_like(loss, 1.0 / policy.data_parallel_size))}
+        share = (
+            {}
+            if loss is None
+            else {"loss": Mean(loss, torch.full_like(loss, 1.0 / policy.data_parallel_size))}
+        )
         report(step + 1, policy.reduce_metrics(share)["loss"])

@@ -2,7 +2,7 @@
 
 import time
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 
@@ -12,7 +12,7 @@ class PhaseTimers:
     `synchronize` is called at both ends of a phase, so that queued device work is counted where it belongs.
     """
 
-    def __init__(self, synchronize) -> None:
+    def __init__(self, synchronize: Callable[[], object]) -> None:
         self._synchronize = synchronize
         self._seconds: dict[str, float] = defaultdict(float)
         self._step_start = time.perf_counter()

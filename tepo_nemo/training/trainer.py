@@ -44,7 +44,9 @@ class TrainerSettings:
 class Recorder(Protocol):
     """Where a run is written down; ranks that write nothing have one that does nothing."""
 
-    def step(self, step: int, metrics: dict[str, float], kept: ScoredBatch | None, advantages: Tensor | None) -> None:
+    def step(
+        self, step: int, metrics: dict[str, float], kept: ScoredBatch | None, advantages: Tensor | None
+    ) -> None:
         """Metrics of a step and the responses that it trained on."""
 
 
@@ -76,16 +78,17 @@ class Trainer:
     def fit(self) -> None:
         """Train from the current step to `max_steps`."""
         settings = self._settings
-        self._timers.take()
         while self.step < settings.max_steps:
+            self._timers.take()  # evaluating and saving are no part of a step
             metrics, kept, advantages = self._train_step()
             self.step += 1
             last = self.step == settings.max_steps
             if settings.eval_interval and self.step % settings.eval_interval == 0 and not last:
                 metrics |= self._evaluate()
+            # Recorded before it is saved: a run that resumes from a checkpoint finds all of its steps recorded.
+            self._recorder.step(self.step, metrics, kept, advantages)
             if last or (settings.save_interval and self.step % settings.save_interval == 0):
                 self.save()
-            self._recorder.step(self.step, metrics, kept, advantages)
 
     def save(self) -> None:
         """Write the weights of the current step."""
@@ -107,12 +110,20 @@ class Trainer:
         policy.finish_inference()
         self.consumed_prompts = collected.consumed_prompts
 
-        metrics = {"step": self.step + 1, "consumed_prompts": self.consumed_prompts, "lr": self._learning_rate()}
+        metrics = {
+            "step": self.step + 1,
+            "consumed_prompts": self.consumed_prompts,
+            "lr": self._learning_rate(),
+        }
         metrics |= rollout_metrics(collected)
         kept, advantages = None, None
         if collected.kept is not None:
-            kept = whole_mini_batches(collected.kept, self._settings.prompts_per_step // self._settings.updates_per_rollout)
-            advantages = group_advantages(kept.rewards, kept.rollouts.groups, kept.valid, self._settings.advantage)
+            kept = whole_mini_batches(
+                collected.kept, self._settings.prompts_per_step // self._settings.updates_per_rollout
+            )
+            advantages = group_advantages(
+                kept.rewards, kept.rollouts.groups, kept.valid, self._settings.advantage
+            )
             metrics |= self._update_on(kept, advantages)
         else:
             metrics |= {"update/skipped": self._settings.updates_per_rollout, "tokens/trained": 0}
@@ -122,7 +133,9 @@ class Trainer:
         settings, policy = self._settings, self._policy
         mini_batches = build_mini_batches(
             TrainBatch(
-                prompt_tokens=[kept.rollouts.prompts[group].tokens for group in kept.rollouts.groups.tolist()],
+                prompt_tokens=[
+                    kept.rollouts.prompts[group].tokens for group in kept.rollouts.groups.tolist()
+                ],
                 response_tokens=kept.rollouts.generation.tokens,
                 response_lengths=trained_lengths(kept),
                 groups=kept.rollouts.groups,

@@ -1,5 +1,6 @@
 """The `tepo-nemo` command without the heavy stack: what it refuses, what it prints, what it starts."""
 
+import importlib.util
 import sys
 import types
 from pathlib import Path
@@ -49,14 +50,18 @@ def error_line(capsys, *arguments: str) -> str:
         ([], "the following arguments are required: COMMAND (see tepo-nemo --help)"),
         (
             ["trian"],
-            "argument COMMAND: invalid choice: 'trian' (choose from 'train', 'validate', 'plot', 'prepare-data') "
+            "argument COMMAND: invalid choice: 'trian' (choose from 'train', 'validate', 'plot', "
+            "'prepare-data') "
             "(see tepo-nemo --help)",
         ),
         (["train", "--dry"], "unknown argument --dry (see tepo-nemo --help)"),
         (["plot"], "the following arguments are required: RUN (see tepo-nemo plot --help)"),
         (["plot", "a", "b"], "unknown argument b (see tepo-nemo --help)"),
         (["train", "--config"], "argument --config: expected one argument (see tepo-nemo train --help)"),
-        (["prepare-data", "toy"], "the following arguments are required: --output (see tepo-nemo prepare-data toy --help)"),
+        (
+            ["prepare-data", "toy"],
+            "the following arguments are required: --output (see tepo-nemo prepare-data toy --help)",
+        ),
     ],
 )
 def test_wrong_arguments_are_one_line(capsys, arguments, line):
@@ -103,7 +108,9 @@ def test_what_only_training_can_tell_is_refused_before_a_rank_starts(capsys, fol
 
 @pytest.mark.parametrize("content", ["", "{}\n", '{"id": "1", "prompt": "", "gold": "2"}\n', "no json\n"])
 @pytest.mark.parametrize("name", ["train", "test"])
-def test_an_empty_or_broken_prompt_set_is_refused_before_a_rank_starts(capsys, folder, started, name, content):
+def test_an_empty_or_broken_prompt_set_is_refused_before_a_rank_starts(
+    capsys, folder, started, name, content
+):
     (folder / "toy" / f"{name}.jsonl").write_text(content)
     assert f"{folder}/toy/{name}.jsonl" in error_line(capsys, "train")
     assert not (folder / "runs").exists()
@@ -113,9 +120,17 @@ def test_an_empty_or_broken_prompt_set_is_refused_before_a_rank_starts(capsys, f
 def test_train_starts_the_ranks_of_the_layout_on_a_saved_configuration(folder, started):
     assert cli.main(["train", "experiment=toy_cpu", "output=run"]) == 0
     ((command, options),) = started
-    assert command == [sys.executable, "-m", "tepo_nemo.launch.rank", "--config", str(folder / "run/config.yaml")]
+    assert command == [
+        sys.executable,
+        "-m",
+        "tepo_nemo.launch.rank",
+        "--config",
+        str(folder / "run/config.yaml"),
+    ]
     assert options == {"ranks": 2, "logs": folder / "run/logs", "environment": {"OMP_NUM_THREADS": "1"}}
-    assert load_config(config_file=folder / "run/config.yaml") == load_config(["experiment=toy_cpu", "output=run"])
+    assert load_config(config_file=folder / "run/config.yaml") == load_config(
+        ["experiment=toy_cpu", "output=run"]
+    )
     assert (folder / "run/logs").is_dir()
 
 
@@ -170,7 +185,6 @@ def test_plot_prints_what_it_has_drawn(capsys, monkeypatch):
 
 
 def test_prepare_data_toy_makes_all_that_the_default_configuration_names(capsys, folder):
-    pytest.importorskip("transformers")
     assert cli.main(["prepare-data", "toy", "--output", "made"]) == 0
     assert capsys.readouterr().out == "made\n"
     (folder / "toy").rename(folder / "old")
@@ -183,6 +197,12 @@ def test_prepared_tokenizer_has_the_vocabulary_of_the_toy_model(folder):
 
     cli.main(["prepare-data", "toy", "--output", "made"])
     assert len(AutoTokenizer.from_pretrained(folder / "made/tokenizer")) == load_config().model.vocab_size
+
+
+def test_prepare_data_toy_without_transformers_makes_nothing(capsys, folder, monkeypatch):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    assert error_line(capsys, "prepare-data", "toy", "--output", "made").startswith("prepare-data toy: needs")
+    assert not (folder / "made").exists()
 
 
 def test_prepare_data_does_not_overwrite(capsys, folder):

@@ -47,7 +47,9 @@ def test_a_choice_on_the_command_line_beats_the_experiment():
 
 def test_the_order_of_overrides_does_not_matter_for_choices_and_the_last_key_wins():
     first = load_config(["trainer.max_steps=3", "algorithm=grpo", "algorithm.kl_coefficient=0.5"])
-    second = load_config(["algorithm.kl_coefficient=0.5", "algorithm=grpo", "trainer.max_steps=2", "trainer.max_steps=3"])
+    second = load_config(
+        ["algorithm.kl_coefficient=0.5", "algorithm=grpo", "trainer.max_steps=2", "trainer.max_steps=3"]
+    )
     assert first == second
     assert first.algorithm.options["kl_coefficient"] == 0.5
 
@@ -82,7 +84,10 @@ def test_saved_configuration_keeps_values_that_yaml_or_json_could_lose(tmp_path)
 
 def test_overrides_apply_on_top_of_a_saved_configuration(tmp_path):
     path = saved(tmp_path, "experiment=toy_cpu", "seed=5")
-    config = load_config(["seed=6", "rollout.prompts_per_step=16", "trainer.micro_batch_size=1", "~model.num_query_groups"], path)
+    config = load_config(
+        ["seed=6", "rollout.prompts_per_step=16", "trainer.micro_batch_size=1", "~model.num_query_groups"],
+        path,
+    )
     assert (config.seed, config.rollout.prompts_per_step, config.trainer.max_steps) == (6, 16, 72)
     assert config.model.num_query_groups is None
 
@@ -120,7 +125,12 @@ def test_a_key_that_only_the_schema_has_can_be_set():
 
 
 def test_a_removed_key_falls_back_to_its_default():
-    assert load_config(["experiment=toy_cpu", "~trainer.optimizer.learning_rate"]).trainer.optimizer.learning_rate == 1e-6
+    assert (
+        load_config(
+            ["experiment=toy_cpu", "~trainer.optimizer.learning_rate"]
+        ).trainer.optimizer.learning_rate
+        == 1e-6
+    )
 
 
 def test_nothing_of_hydra_is_left(tmp_path):
@@ -162,7 +172,12 @@ def test_presets_of_an_installed_package_are_found(tmp_path):
     )
     environment = os.environ | {"PYTHONPATH": str(tmp_path / "site")}
     answer = subprocess.run(
-        [sys.executable, "-c", program], env=environment, cwd=tmp_path, capture_output=True, text=True, check=True
+        [sys.executable, "-c", program],
+        env=environment,
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=True,
     )
     assert answer.stdout.split() == [str(tmp_path / "site/tepo_nemo/configs"), "2"]
 
@@ -199,7 +214,8 @@ def test_presets_cannot_be_chosen_on_top_of_a_saved_file(tmp_path):
     with pytest.raises(UserError) as refusal:
         load_config(["algorithm=grpo"], path)
     assert str(refusal.value) == (
-        f"algorithm=grpo: presets cannot be chosen on top of {path} (set single keys, such as algorithm.KEY=VALUE)"
+        f"algorithm=grpo: presets cannot be chosen on top of {path} (set single keys, such as "
+        "algorithm.KEY=VALUE)"
     )
 
 

@@ -1,4 +1,4 @@
-"""The kept lists of model keys against the installed NeMo and Megatron-core, read as text: nothing heavy is imported."""
+"""The kept lists of model keys against the installed NeMo and Megatron-core, whose source is read as text."""
 
 import ast
 import importlib.util
@@ -20,7 +20,9 @@ def source_folder(package: str) -> Path:
 
 def dataclass_fields(path: Path, name: str) -> set[str]:
     (found,) = [
-        node for node in ast.parse(path.read_text()).body if isinstance(node, ast.ClassDef) and node.name == name
+        node
+        for node in ast.parse(path.read_text()).body
+        if isinstance(node, ast.ClassDef) and node.name == name
     ]
     return {node.target.id for node in found.body if isinstance(node, ast.AnnAssign)}
 
@@ -57,7 +59,9 @@ def test_transformer_config_fields_are_the_installed_ones(transformer_fields):
 
 def test_nemo_keys_are_read_by_nemo(read_by_nemo):
     assert set(model_keys.NEMO_KEYS) <= read_by_nemo
-    assert list(model_keys.NEMO_KEYS) == sorted(set(model_keys.NEMO_KEYS) - set(model_keys.TRANSFORMER_CONFIG_FIELDS))
+    assert list(model_keys.NEMO_KEYS) == sorted(
+        set(model_keys.NEMO_KEYS) - set(model_keys.TRANSFORMER_CONFIG_FIELDS)
+    )
 
 
 def test_typed_keys_are_nemos_own_names(read_by_nemo, transformer_fields):
@@ -67,7 +71,9 @@ def test_typed_keys_are_nemos_own_names(read_by_nemo, transformer_fields):
 
 def test_refused_keys_exist_somewhere(read_by_nemo, transformer_fields):
     """A refusal of a key that nobody has would be dead."""
-    known = read_by_nemo | transformer_fields | {"resume_from_checkpoint"}  # the last stands in NeMo's example only
+    known = (
+        read_by_nemo | transformer_fields | {"resume_from_checkpoint"}
+    )  # the last stands in NeMo's example only
     assert set(model_keys.SAID_ELSEWHERE) <= known
     assert model_keys.DECIDED_BY_HOST <= known
     assert model_keys.SAID_ELSEWHERE.keys().isdisjoint(model_keys.DECIDED_BY_HOST)

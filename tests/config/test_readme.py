@@ -21,7 +21,8 @@ def table_rows(schema: type[BaseModel], prefix: str = "") -> Iterator[str]:
         ]
         in_list = get_origin(field.annotation) is list
         if not nested or in_list:
-            yield f"| `{prefix}{name}` | {default_of(field)} | {field.description}{choices_of(field.annotation)} |"
+            meaning = f"{field.description}{choices_of(field.annotation)}"
+            yield f"| `{prefix}{name}` | {default_of(field)} | {meaning} |"
         for kind in nested:
             yield from table_rows(kind, f"{prefix}{name}.N." if in_list else f"{prefix}{name}.")
 

@@ -27,7 +27,10 @@ SAMPLER = "since the log-probabilities of the trainer would not be those of the 
 
 MISTAKES = [
     # unknown names, with the nearest
-    ("rollout.prompt_per_step=3", "rollout.prompt_per_step: unknown key (did you mean rollout.prompts_per_step?)"),
+    (
+        "rollout.prompt_per_step=3",
+        "rollout.prompt_per_step: unknown key (did you mean rollout.prompts_per_step?)",
+    ),
     ("trainer.optimiser.eps=1", "trainer.optimiser: unknown key (did you mean trainer.optimizer?)"),
     ("temperature=1", "temperature: unknown key (did you mean rollout.temperature?)"),
     ("modle=toy", "modle: unknown key (did you mean model?)"),
@@ -53,15 +56,20 @@ MISTAKES = [
     ),
     (
         "model.num_layer=2",
-        "model.num_layer: unknown key (did you mean model.num_layers? a key that only NeMo knows goes under model.extra)",
+        "model.num_layer: unknown key (did you mean model.num_layers? a key that only NeMo knows goes under "
+        "model.extra)",
     ),
     (
         "model.layernorm_epsilom=1e-5",
-        "model.layernorm_epsilom: unknown key (did you mean model.layernorm_epsilon? a key that only NeMo knows goes "
+        "model.layernorm_epsilom: unknown key (did you mean model.layernorm_epsilon? a key that only NeMo "
+        "knows goes "
         "under model.extra)",
     ),
     ("model.zzz=3", "model.zzz: unknown key (a key that only NeMo knows goes under model.extra)"),
-    ("model.extra.hidden_size=3", "model.extra.hidden_size=3: is a known key (set model.hidden_size instead)"),
+    (
+        "model.extra.hidden_size=3",
+        "model.extra.hidden_size=3: is a known key (set model.hidden_size instead)",
+    ),
     (
         "model.extra.layernorm_epsilon=1e-5",
         "model.extra.layernorm_epsilon=1e-05: is a known key (set model.layernorm_epsilon instead)",
@@ -101,10 +109,16 @@ MISTAKES = [
     ("trainer.optimizer.betas=[0.9,1.0]", "trainer.optimizer.betas.1=1.0: must be less than 1"),
     ("trainer.optimizer.betas=[0.9]", "trainer.optimizer.betas=[0.9]: has too few values"),
     ("trainer.optimizer.betas=0.9", "trainer.optimizer.betas=0.9: must be a list"),
-    ("trainer.optimizer.name=adamw", "trainer.optimizer.name=adamw: must be one of adam, sgd, distributed_adam"),
+    (
+        "trainer.optimizer.name=adamw",
+        "trainer.optimizer.name=adamw: must be one of adam, sgd, distributed_adam",
+    ),
     ("hardware.accelerator=tpu", "hardware.accelerator=tpu: must be one of cpu, gpu"),
     ("algorithm.dynamic_sampling=1", "algorithm.dynamic_sampling=1: must be true or false"),
-    ("algorithm.advantage=grp", "algorithm.advantage=grp: must be one of group, mean, rloo, gpg, gpg_nonzero"),
+    (
+        "algorithm.advantage=grp",
+        "algorithm.advantage=grp: must be one of group, mean, rloo, gpg, gpg_nonzero",
+    ),
     ("data.reward=3", "data.reward=3: must be text"),
     ("data.train=3", "data.train=3: must be a path"),
     ("data.evaluation=x", "data.evaluation=x: must be a list"),
@@ -115,11 +129,13 @@ MISTAKES = [
     ("hydra.run.dir=x", "hydra.run.dir=x: Hydra's own settings have no effect here (remove the override)"),
     (
         "=3",
-        "=3: is no override (it names no key); write KEY=VALUE, and quote values with special characters: 'KEY=\"VALUE\"'",
+        "=3: is no override (it names no key); write KEY=VALUE, and quote values with special characters: "
+        "'KEY=\"VALUE\"'",
     ),
     (
         "seed",
-        "seed: is no override (missing EQUAL at '<EOF>'); write KEY=VALUE, and quote values with special characters: "
+        "seed: is no override (missing EQUAL at '<EOF>'); write KEY=VALUE, and quote values with special "
+        "characters: "
         "'KEY=\"VALUE\"'",
     ),
     ("seed=${nobody}", "seed: cannot be resolved (Interpolation key 'nobody' not found)"),
@@ -133,11 +149,18 @@ MISTAKES = [
         for size in (1, 0, -8)
     ),
     # samplers other than the policy (faults 17)
-    ("rollout.top_k=50", f"rollout.top_k=50: is refused in training rollouts, {SAMPLER} (leave rollout.top_k=0)"),
-    ("rollout.top_p=0.9", f"rollout.top_p=0.9: is refused in training rollouts, {SAMPLER} (leave rollout.top_p=1.0)"),
+    (
+        "rollout.top_k=50",
+        f"rollout.top_k=50: is refused in training rollouts, {SAMPLER} (leave rollout.top_k=0)",
+    ),
+    (
+        "rollout.top_p=0.9",
+        f"rollout.top_p=0.9: is refused in training rollouts, {SAMPLER} (leave rollout.top_p=1.0)",
+    ),
     (
         "rollout.repetition_penalty=1.1",
-        f"rollout.repetition_penalty=1.1: is refused in training rollouts, {SAMPLER} (leave rollout.repetition_penalty=1.0)",
+        f"rollout.repetition_penalty=1.1: is refused in training rollouts, {SAMPLER} (leave "
+        "rollout.repetition_penalty=1.0)",
     ),
     # what is not built
     (
@@ -146,7 +169,8 @@ MISTAKES = [
     ),
     (
         "model.virtual_pipeline_model_parallel_size=2",
-        "model.virtual_pipeline_model_parallel_size=2: needs a virtual pipeline, which is not supported (remove the key)",
+        "model.virtual_pipeline_model_parallel_size=2: needs a virtual pipeline, which is not supported "
+        "(remove the key)",
     ),
     (
         "model.num_moe_experts=8",
@@ -158,25 +182,34 @@ MISTAKES = [
     ),
     (
         "model.expert_model_parallel_size=2",
-        "model.expert_model_parallel_size=2: needs a mixture of experts, which is not supported (remove the key)",
+        "model.expert_model_parallel_size=2: needs a mixture of experts, which is not supported (remove the "
+        "key)",
     ),
     (
         "model.peft.peft_scheme=lora",
-        "model.peft={'peft_scheme': 'lora'}: needs LoRA or another adapter, which is not supported (remove the key)",
+        "model.peft={'peft_scheme': 'lora'}: needs LoRA or another adapter, which is not supported (remove "
+        "the key)",
     ),
-    ("model.lora_rank=8", "model.lora_rank=8: needs LoRA or another adapter, which is not supported (remove the key)"),
+    (
+        "model.lora_rank=8",
+        "model.lora_rank=8: needs LoRA or another adapter, which is not supported (remove the key)",
+    ),
     ("model.fp8=true", "model.fp8=true: needs fp8, which is not supported (remove the key)"),
     ("model.fsdp=true", "model.fsdp=true: needs FSDP, which is not supported (remove the key)"),
     (
         "model.num_layers_in_first_pipeline_stage=1",
-        "model.num_layers_in_first_pipeline_stage=1: needs uneven pipeline stages, which is not supported (remove the key)",
+        "model.num_layers_in_first_pipeline_stage=1: needs uneven pipeline stages, which is not supported "
+        "(remove the key)",
     ),
     (
         "model.extra.context_parallel_size=2",
         "model.context_parallel_size=2: needs context parallelism, which is not supported (remove the key)",
     ),
     *(
-        (f"model.{key}=0.1", f"model.{key}=0.1: must be 0, since with dropout no log-probability can be computed twice")
+        (
+            f"model.{key}=0.1",
+            f"model.{key}=0.1: must be 0, since with dropout no log-probability can be computed twice",
+        )
         for key in ("hidden_dropout", "attention_dropout", "ffn_dropout")
     ),
     *(
@@ -189,28 +222,35 @@ MISTAKES = [
     ),
     (
         "model.megatron_amp_O2=true",
-        "model.megatron_amp_O2=true: needs 16-bit weights, and model.precision=32 (set model.precision=bf16 or remove it)",
+        "model.megatron_amp_O2=true: needs 16-bit weights, and model.precision=32 (set model.precision=bf16 "
+        "or remove it)",
     ),
     # what does not fit together
     (
         "trainer.updates_per_rollout=7",
-        "trainer.updates_per_rollout=7: must divide rollout.prompts_per_step=64, so that an update trains on whole groups; "
+        "trainer.updates_per_rollout=7: must divide rollout.prompts_per_step=64, so that an update trains on "
+        "whole groups; "
         "set it to 4 or 8",
     ),
     (
         "trainer.micro_batch_size=5",
-        "trainer.micro_batch_size=5: must divide the 64 responses that a copy of the model trains on in an update "
+        "trainer.micro_batch_size=5: must divide the 64 responses that a copy of the model trains on in an "
+        "update "
         "(step 512 / updates 8 / copies 1); set it to 4 or 8",
     ),
     (
         "hardware.devices_per_node=3",
-        "trainer.updates_per_rollout=8: leaves 64 responses an update (512 / 8), which cannot be shared by 3 copies of the "
-        "model (3 ranks / 1); make rollout.prompts_per_step=64 x rollout.responses_per_prompt=8 a multiple of 24",
+        "trainer.updates_per_rollout=8: leaves 64 responses an update (512 / 8), which cannot be shared by 3 "
+        "copies of the "
+        "model (3 ranks / 1); make rollout.prompts_per_step=64 x rollout.responses_per_prompt=8 a multiple "
+        "of 24",
     ),
     (
         "model.tensor_model_parallel_size=2",
-        "hardware.nodes=1 x hardware.devices_per_node=1: the number of ranks, 1, is no multiple of the 2 that hold a copy "
-        "of the model (model.tensor_model_parallel_size=2 x model.pipeline_model_parallel_size=1); make the ranks a "
+        "hardware.nodes=1 x hardware.devices_per_node=1: the number of ranks, 1, is no multiple of the 2 "
+        "that hold a copy "
+        "of the model (model.tensor_model_parallel_size=2 x model.pipeline_model_parallel_size=1); make the "
+        "ranks a "
         "multiple of 2",
     ),
     (
@@ -226,7 +266,8 @@ MISTAKES = [
         "model.tensor_model_parallel_size=4: must divide model.ffn_hidden_size=510 (set a size that does)",
     ),
     (
-        "model.tensor_model_parallel_size=4 hardware.devices_per_node=4 model.hidden_size=130 model.kv_channels=32",
+        "model.tensor_model_parallel_size=4 hardware.devices_per_node=4 model.hidden_size=130 "
+        "model.kv_channels=32",
         "model.tensor_model_parallel_size=4: must divide model.hidden_size=130 (set a size that does)",
     ),
     (
@@ -244,7 +285,8 @@ MISTAKES = [
     ),
     (
         "model.sequence_parallel=true",
-        "model.sequence_parallel=true: has no effect with model.tensor_model_parallel_size=1 (remove it or set a larger "
+        "model.sequence_parallel=true: has no effect with model.tensor_model_parallel_size=1 (remove it or "
+        "set a larger "
         "size)",
     ),
     (
@@ -256,7 +298,8 @@ MISTAKES = [
     *(
         (
             f"rollout.max_response_length={length}",
-            f"rollout.max_response_length={length}: leaves no room for a prompt in model.encoder_seq_length=64 (shorten "
+            f"rollout.max_response_length={length}: leaves no room for a prompt in "
+            "model.encoder_seq_length=64 (shorten "
             "the one or lengthen the other)",
         )
         for length in (64, 8192)
@@ -279,7 +322,13 @@ MISTAKES = [
             f"model.{key}: is missing, and there is no checkpoint to take it from (set model.{key} or "
             "model.restore_from_path)",
         )
-        for key in ("tokenizer", "vocab_size", "num_layers", "encoder_seq_length", "share_embeddings_and_output_weights")
+        for key in (
+            "tokenizer",
+            "vocab_size",
+            "num_layers",
+            "encoder_seq_length",
+            "share_embeddings_and_output_weights",
+        )
     ),
     # files
     (
@@ -292,12 +341,14 @@ MISTAKES = [
     ),
     (
         "data.train=/nowhere/train.jsonl",
-        "data.train=/nowhere/train.jsonl: no such file (make it with tepo-nemo prepare-data, or correct the path)",
+        "data.train=/nowhere/train.jsonl: no such file (make it with tepo-nemo prepare-data, or correct the "
+        "path)",
     ),
     ("data.train=/", "data.train=/: no such file (make it with tepo-nemo prepare-data, or correct the path)"),
     (
         "data.evaluation=[{name:a,path:/nowhere/a.jsonl}]",
-        "data.evaluation.0.path=/nowhere/a.jsonl: no such file (make it with tepo-nemo prepare-data, or correct the path)",
+        "data.evaluation.0.path=/nowhere/a.jsonl: no such file (make it with tepo-nemo prepare-data, or "
+        "correct the path)",
     ),
 ]
 
@@ -315,7 +366,8 @@ def test_mistake_is_refused_with_its_line(overrides, message, toy):
         "rollout.responses_per_prompt=2 trainer.micro_batch_size=16",
         "rollout.top_k=0 rollout.top_p=1.0 rollout.repetition_penalty=1.0",
         "model.context_parallel_size=1",
-        "model.virtual_pipeline_model_parallel_size=null model.num_moe_experts=null model.expert_model_parallel_size=1",
+        "model.virtual_pipeline_model_parallel_size=null model.num_moe_experts=null "
+        "model.expert_model_parallel_size=1",
         "model.peft.peft_scheme=none",
         "model.hidden_dropout=0",
         "model.precision=bf16 model.megatron_amp_O2=true",

@@ -1,5 +1,6 @@
 """The local launcher with small programs as ranks: how they are started, watched, ended and reported."""
 
+import functools
 import json
 import os
 import signal
@@ -18,7 +19,11 @@ PATIENCE_S = 30.0
 
 
 def program(code: str) -> list[str]:
-    return [sys.executable, "-c", "import os, signal, sys, time\nrank = int(os.environ['RANK'])\n" + textwrap.dedent(code)]
+    return [
+        sys.executable,
+        "-c",
+        "import os, signal, sys, time\nrank = int(os.environ['RANK'])\n" + textwrap.dedent(code),
+    ]
 
 
 def wait_until(condition) -> None:
@@ -34,6 +39,10 @@ def is_alive(pid: int) -> bool:
         return "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text()
     except FileNotFoundError:
         return False
+
+
+def is_gone(pid: int) -> bool:
+    return not is_alive(pid)
 
 
 def log(folder: Path, rank: int) -> str:
@@ -58,7 +67,10 @@ def test_given_variables_do_not_replace_those_of_the_user(tmp_path, monkeypatch)
     monkeypatch.delenv("SET_BY_NOBODY", raising=False)
     code = "print(os.environ['SET_BY_USER'], os.environ['SET_BY_NOBODY'])"
     run_ranks(
-        program(code), ranks=1, logs=tmp_path, environment={"SET_BY_USER": "launcher", "SET_BY_NOBODY": "launcher"}
+        program(code),
+        ranks=1,
+        logs=tmp_path,
+        environment={"SET_BY_USER": "launcher", "SET_BY_NOBODY": "launcher"},
     )
     assert log(tmp_path, 0) == "user launcher\n"
 
@@ -81,11 +93,15 @@ def test_output_goes_to_logs_and_the_console_of_rank_0_to_the_terminal(tmp_path,
     """
     assert run_ranks(program(code), ranks=2, logs=tmp_path) == 0
     assert capfd.readouterr() == ("console 0\n", "")
-    assert [sorted(log(tmp_path, rank).splitlines()) for rank in (0, 1)] == [["err 0", "out 0"], ["err 1", "out 1"]]
+    assert [sorted(log(tmp_path, rank).splitlines()) for rank in (0, 1)] == [
+        ["err 0", "out 0"],
+        ["err 1", "out 1"],
+    ]
 
 
 @pytest.mark.parametrize(
-    ("codes", "expected"), [((0, 0), 0), ((3, 3), 3), ((0, 3), 3), ((3, 0), 3), ((1, 0), 1), ((0, 1), 1), ((77, 0), 1)]
+    ("codes", "expected"),
+    [((0, 0), 0), ((3, 3), 3), ((0, 3), 3), ((3, 0), 3), ((1, 0), 1), ((0, 1), 1), ((77, 0), 1)],
 )
 def test_exit_code_of_the_whole(tmp_path, codes, expected):
     assert run_ranks(program(f"sys.exit({codes}[rank])"), ranks=2, logs=tmp_path) == expected
@@ -153,8 +169,12 @@ def test_a_killed_rank_is_reported_by_its_signal(tmp_path, capfd):
     ],
 )
 def test_line_that_is_reported(tmp_path, capfd, output, line):
-    (tmp_path / "output").write_bytes(output.replace("\\xe9", "\udce9").replace("\\xff", "\udcff").encode("utf-8", "surrogateescape"))
-    code = f"sys.stdout.buffer.write(open(r'{tmp_path}/output', 'rb').read()); sys.stdout.flush(); os._exit(1)"
+    (tmp_path / "output").write_bytes(
+        output.replace("\\xe9", "\udce9").replace("\\xff", "\udcff").encode("utf-8", "surrogateescape")
+    )
+    code = (
+        f"sys.stdout.buffer.write(open(r'{tmp_path}/output', 'rb').read()); sys.stdout.flush(); os._exit(1)"
+    )
     run_ranks(program(code), ranks=1, logs=tmp_path)
     assert f"exit code 1: {line} (see" in capfd.readouterr().err
 
@@ -181,7 +201,7 @@ def test_what_a_rank_has_started_ends_with_it(tmp_path):
     for rank in (0, 1):
         child = tmp_path / f"child_{rank}"
         if child.exists():  # rank 0 may have been ended before it started one
-            wait_until(lambda pid=int(child.read_text()): not is_alive(pid))
+            wait_until(functools.partial(is_gone, int(child.read_text())))
     assert (tmp_path / "child_1").exists()
 
 
@@ -215,14 +235,15 @@ DEAF = """
 
 @pytest.fixture
 def launcher(tmp_path):
-    """Starts a launcher of two ranks in a process (and process group) of its own, and waits until they run."""
+    """Starts a launcher of two ranks in a process (and group) of its own, and waits until they run."""
     processes = []
 
     def start(code: str) -> subprocess.Popen:
         script = tmp_path / "launcher.py"
         script.write_text(
             "import sys\nfrom pathlib import Path\nfrom tepo_nemo.launch.local import run_ranks\n"
-            f"sys.exit(run_ranks({program(code.format(folder=tmp_path))!r}, ranks=2, logs=Path({str(tmp_path)!r})))\n"
+            f"sys.exit(run_ranks({program(code.format(folder=tmp_path))!r}, ranks=2, "
+            f"logs=Path({str(tmp_path)!r})))\n"
         )
         package = Path(__file__).parents[2]
         processes.append(

@@ -1,6 +1,5 @@
 """How a rank ends, with a stand-in for the training itself; each rank is a process of its own."""
 
-import json
 import os
 import subprocess
 import sys
@@ -39,7 +38,11 @@ sys.modules["tepo_nemo.nemo.run"] = module
 from tepo_nemo.launch import rank
 {entry}
 """
-    clean = {key: value for key, value in os.environ.items() if not key.startswith(("SLURM_", "RANK", "WORLD_SIZE"))}
+    clean = {
+        key: value
+        for key, value in os.environ.items()
+        if not key.startswith(("SLURM_", "RANK", "WORLD_SIZE"))
+    }
     return subprocess.run(
         [sys.executable, "-c", code],
         env=clean | {"PYTHONPATH": str(PACKAGE)} | environment,
@@ -56,8 +59,10 @@ def local_rank(train: str, **environment: str) -> subprocess.CompletedProcess[st
 
 
 def example_rank(train: str, *overrides: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    entry = f"rank.check_run = lambda config: None\nrank.train_from_overrides({[*SMALL, 'output=run', *overrides]!r})"
-    return run(entry, train, **environment)
+    arguments = [*SMALL, "output=run", *overrides]
+    return run(
+        f"rank.check_run = lambda _: None\nrank.train_from_overrides({arguments!r})", train, **environment
+    )
 
 
 def test_a_rank_trains_the_saved_configuration_behind_the_stand_ins():
@@ -66,14 +71,14 @@ def test_a_rank_trains_the_saved_configuration_behind_the_stand_ins():
     assert ended.stdout == "stand-ins, GPUs hidden: ''\n8\n"
 
 
-def test_the_console_is_the_descriptor_of_the_launcher(folder):
+def test_the_console_is_the_descriptor_of_the_launcher():
     read, write = os.pipe()
     os.set_inheritable(write, True)
-    Path("config.yaml").write_text(dump_config(load_config(SMALL)))
-    code = "import os; os.environ['TEPO_NEMO_CONSOLE_FD']"
     environment = os.environ | {"PYTHONPATH": str(PACKAGE), "TEPO_NEMO_CONSOLE_FD": str(write)}
     code = "from tepo_nemo.launch.rank import _console; print('step 1', file=_console())"
-    ended = subprocess.run([sys.executable, "-c", code], env=environment, pass_fds=(write,), capture_output=True, text=True)
+    ended = subprocess.run(
+        [sys.executable, "-c", code], env=environment, pass_fds=(write,), capture_output=True, text=True
+    )
     os.close(write)
     with os.fdopen(read) as console:
         assert console.read() == "step 1\n"
@@ -114,7 +119,9 @@ def test_a_gpu_that_is_not_there_is_refused():
 
 
 def test_rank_0_makes_the_run_directory_before_it_trains(folder):
-    ended = example_rank("print(sorted(os.listdir(config.output)))\n(config.output / 'metrics.jsonl').write_text('{}')")
+    ended = example_rank(
+        "print(sorted(os.listdir(config.output)))\n(config.output / 'metrics.jsonl').write_text('{}')"
+    )
     assert (ended.returncode, ended.stderr) == (0, "")
     assert "'config.yaml'" in ended.stdout
     assert load_config(config_file=folder / "run/config.yaml") == load_config([*SMALL, "output=run"])
@@ -122,7 +129,11 @@ def test_rank_0_makes_the_run_directory_before_it_trains(folder):
 
 def test_other_ranks_make_no_run_directory(folder):
     ended = example_rank(
-        "print(os.path.exists(config.output))", "hardware.devices_per_node=2", RANK="1", WORLD_SIZE="2", LOCAL_RANK="1"
+        "print(os.path.exists(config.output))",
+        "hardware.devices_per_node=2",
+        RANK="1",
+        WORLD_SIZE="2",
+        LOCAL_RANK="1",
     )
     assert ended.returncode == 0
     assert ended.stdout.splitlines()[-1] == "False"
@@ -130,9 +141,9 @@ def test_other_ranks_make_no_run_directory(folder):
 
 def test_slurm_variables_reach_the_rank():
     slurm = {"SLURM_PROCID": "1", "SLURM_NTASKS": "2", "SLURM_LOCALID": "1", "SLURM_JOB_ID": "7"}
-    train = "import json; print(json.dumps([os.environ[key] for key in ('RANK', 'WORLD_SIZE', 'LOCAL_RANK', 'MASTER_ADDR')]))"
+    train = "print(*(os.environ[key] for key in ('RANK', 'WORLD_SIZE', 'LOCAL_RANK', 'MASTER_ADDR')))"
     ended = example_rank(train, "hardware.devices_per_node=2", SLURM_JOB_NODELIST="gpu[1-2]", **slurm)
-    assert json.loads(ended.stdout.splitlines()[-1]) == ["1", "2", "1", "gpu1"]
+    assert ended.stdout.splitlines()[-1] == "1 2 1 gpu1"
 
 
 @pytest.mark.parametrize(
@@ -140,7 +151,10 @@ def test_slurm_variables_reach_the_rank():
     [
         ("raise UserError('a prompt is too long')", False),
         ("(config.output / 'metrics.jsonl').touch()\nraise UserError('a prompt is too long')", False),
-        ("(config.output / 'metrics.jsonl').write_text('{}')\nraise UserError('the reward gave nonsense')", True),
+        (
+            "(config.output / 'metrics.jsonl').write_text('{}')\nraise UserError('the reward gave nonsense')",
+            True,
+        ),
         ("raise ValueError('broken')", True),
     ],
 )
@@ -170,7 +184,8 @@ def test_a_world_of_another_size_is_refused(folder):
     ended = example_rank("print('trains')", RANK="0", WORLD_SIZE="4", LOCAL_RANK="0")
     assert ended.returncode == 2
     assert ended.stderr == (
-        "tepo-nemo: error: hardware.nodes=1 x hardware.devices_per_node=1: 1 ranks are configured, 4 were started "
+        "tepo-nemo: error: hardware.nodes=1 x hardware.devices_per_node=1: 1 ranks are configured, 4 were "
+        "started "
         "(start 1, or change the keys)\n"
     )
     assert not (folder / "run").exists()
@@ -180,14 +195,18 @@ def test_a_bad_override_is_one_line():
     ended = example_rank("print('trains')", "rollout.responses_per_prompt=1")
     assert ended.returncode == 2
     assert ended.stderr == (
-        "tepo-nemo: error: rollout.responses_per_prompt=1: must be at least 2, since a group of one has no baseline "
+        "tepo-nemo: error: rollout.responses_per_prompt=1: must be at least 2, since a group of one has no "
+        "baseline "
         "(set rollout.responses_per_prompt=8)\n"
     )
 
 
 def test_another_rank_leaves_the_report_to_rank_0_but_does_not_stay_silent_for_ever():
-    """Whatever started the ranks ends them when rank 0 has failed; who still lives has a mistake of its own."""
-    entry = f"rank._HEAD_START_S = 0.5\nrank.check_run = lambda config: None\nrank.train_from_overrides({SMALL!r})"
+    """Whatever started the ranks ends them when rank 0 fails; who lives on has a mistake of its own."""
+    entry = (
+        "rank._HEAD_START_S = 0.5\nrank.check_run = lambda config: None\n"
+        f"rank.train_from_overrides({SMALL!r})"
+    )
     ended = run(entry, "raise UserError('no such file here')", RANK="1", WORLD_SIZE="1", LOCAL_RANK="1")
     assert ended.returncode == 2
     assert ended.stderr == "tepo-nemo: error: rank 1: no such file here\n"

@@ -62,7 +62,13 @@ def test_what_the_user_has_set_stays():
 
 
 def test_torchrun_inside_slurm_is_torchruns():
-    given = SLURM | {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "MASTER_ADDR": "a", "MASTER_PORT": "1"}
+    given = SLURM | {
+        "RANK": "1",
+        "WORLD_SIZE": "2",
+        "LOCAL_RANK": "1",
+        "MASTER_ADDR": "a",
+        "MASTER_PORT": "1",
+    }
     environment = dict(given)
     set_rank_variables(environment)
     assert environment == given

@@ -27,7 +27,9 @@ def sums(rank, world_size):
     with counted("all_reduce") as calls:
         result = sum_over_ranks(values, dist.group.WORLD)
     assert list(result) == list(values)
-    return {name: (value.item(), value.dtype, value.requires_grad) for name, value in result.items()}, len(calls)
+    return {name: (value.item(), value.dtype, value.requires_grad) for name, value in result.items()}, len(
+        calls
+    )
 
 
 @pytest.mark.parametrize("size, tokens, loss", [(1, 1.0, 0.0), (2, 12.0, 0.5), (4, 64.0, 3.0)])

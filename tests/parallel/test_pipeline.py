@@ -26,9 +26,15 @@ def awkward(rank, world_size):
     last = world_size - 1
     group = dist.group.WORLD
     base = torch.arange(6.0, requires_grad=True).view(2, 3)
-    transposed = broadcast_from_last_stage(base.t() if rank == last else None, (3, 2), base.dtype, "cpu", group, last)
-    empty = broadcast_from_last_stage(torch.empty(0, 4) if rank == last else None, (0, 4), base.dtype, "cpu", group, last)
-    scalar = broadcast_from_last_stage(torch.tensor(7.5) if rank == last else None, (), base.dtype, "cpu", group, last)
+    transposed = broadcast_from_last_stage(
+        base.t() if rank == last else None, (3, 2), base.dtype, "cpu", group, last
+    )
+    empty = broadcast_from_last_stage(
+        torch.empty(0, 4) if rank == last else None, (0, 4), base.dtype, "cpu", group, last
+    )
+    scalar = broadcast_from_last_stage(
+        torch.tensor(7.5) if rank == last else None, (), base.dtype, "cpu", group, last
+    )
     # What a stage that is not the last one hands in is not looked at.
     junk = torch.full((9,), -1.0) if rank != last else torch.tensor([4.0])
     looked_past = broadcast_from_last_stage(junk, (1,), base.dtype, "cpu", group, last)
@@ -77,7 +83,9 @@ def test_one_stage_without_a_group_returns_what_it_has():
     assert broadcast_object_from_last_stage(metrics, None, 0) == metrics
 
 
-@pytest.mark.parametrize("value, shape", [(torch.zeros(2), (3,)), (torch.zeros(3, dtype=torch.float64), (3,)), (None, (3,))])
+@pytest.mark.parametrize(
+    "value, shape", [(torch.zeros(2), (3,)), (torch.zeros(3, dtype=torch.float64), (3,)), (None, (3,))]
+)
 def test_the_last_stage_must_keep_to_the_announced_tensor(value, shape):
     with pytest.raises(AssertionError):
         broadcast_from_last_stage(value, shape, torch.float32, "cpu", None, 0)

@@ -1,4 +1,4 @@
-"""What the operator promises beside its numbers: masks, forbidden tokens, collectives, memory, determinism."""
+"""What the operator promises beside its numbers: masks, forbidden tokens, gradients, determinism."""
 
 import math
 from dataclasses import replace
@@ -7,9 +7,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from support.vocabulary import Case, dense, evaluate, join
-from torch.utils._python_dispatch import TorchDispatchMode
 
-from tepo_nemo.parallel import vocab
 from tepo_nemo.parallel.vocab import vocab_parallel_logprob_entropy
 
 N, V = 12, 128
@@ -22,7 +20,10 @@ def normal(*shape, seed=0):
 
 def case_of(logits, target=None, **options):
     target = torch.arange(N) * 10 if target is None else target
-    weights = {"logprob_weight": normal(*target.shape, seed=1), "entropy_weight": normal(*target.shape, seed=2)}
+    weights = {
+        "logprob_weight": normal(*target.shape, seed=1),
+        "entropy_weight": normal(*target.shape, seed=2),
+    }
     return Case(logits, target, V, **(weights | options))
 
 
@@ -32,7 +33,7 @@ def case_of(logits, target=None, **options):
 @SIZES
 @pytest.mark.parametrize("excluded", [[0], [N - 1], [3, 4], list(range(N))])
 def test_masked_tokens_are_zero_whatever_they_hold(worlds, excluded, size):
-    """Targets out of range on either side, NaN and infinite logits (1.13 case 12 of the field list)."""
+    """Targets out of range on either side, NaN and infinite logits (ignore index)."""
     logits, target = normal(N, V), torch.arange(N) * 10
     for place, index in enumerate(excluded):
         target[index] = [-100, 10**6, -1, V][place % 4]
@@ -131,7 +132,12 @@ def test_entropy_is_differentiable_only_on_request(requires):
 def test_no_graph_without_gradient():
     with torch.no_grad():
         outputs = vocab_parallel_logprob_entropy(
-            normal(N, V).requires_grad_(), torch.arange(N), None, temperature=1.0, vocab_size=V, entropy_requires_grad=True
+            normal(N, V).requires_grad_(),
+            torch.arange(N),
+            None,
+            temperature=1.0,
+            vocab_size=V,
+            entropy_requires_grad=True,
         )
     assert not any(output.requires_grad for output in outputs)
 
@@ -139,7 +145,7 @@ def test_no_graph_without_gradient():
 @SIZES
 @pytest.mark.parametrize("used", ["logprob_weight", "entropy_weight"])
 def test_output_that_the_loss_does_not_use(worlds, used, size):
-    """Its gradient arrives as None; the same as a weight of zero (1.13 case 13 of the field list)."""
+    """Its gradient arrives as None; the same as a weight of zero."""
     unused = {"logprob_weight", "entropy_weight"} - {used}
     case = case_of(normal(N, V))
     zero = replace(case, **{name: torch.zeros(N) for name in unused})
@@ -176,14 +182,18 @@ def test_logits_are_never_changed(worlds, dtype, size):  # faults 13, 14
 @SIZES
 @pytest.mark.parametrize("shape", [(0,), (2, 0)])
 def test_no_tokens(worlds, shape, size):
-    case = case_of(torch.zeros(*shape, V), torch.zeros(shape, dtype=torch.int64), mask=torch.ones(shape).bool())
+    case = case_of(
+        torch.zeros(*shape, V), torch.zeros(shape, dtype=torch.int64), mask=torch.ones(shape).bool()
+    )
     actual = join(worlds(size).run(evaluate, case))
     assert actual.logprob.shape == actual.entropy.shape == shape and actual.gradient.shape == (*shape, V)
 
 
 def test_a_single_token_without_batch_dimension():
     logits = normal(V)
-    logprob, entropy = vocab_parallel_logprob_entropy(logits, torch.tensor(5), None, temperature=1.0, vocab_size=V)
+    logprob, entropy = vocab_parallel_logprob_entropy(
+        logits, torch.tensor(5), None, temperature=1.0, vocab_size=V
+    )
     log_p = logits.double().log_softmax(-1)
     assert logprob.item() == pytest.approx(log_p[5].item(), abs=2e-6)
     assert entropy.item() == pytest.approx(-(log_p.exp() * log_p).sum().item(), abs=2e-6)
@@ -212,86 +222,9 @@ def in_parts(rank, world_size, logits, rows):
 
 @SIZES
 def test_a_token_does_not_depend_on_its_micro_batch(worlds, size):  # faults 20, 21, T1, T8
-    """Old and new entropy of unchanged weights are the same bits, so that their difference is 0 and not noise."""
+    """Old and new entropy of unchanged weights are the same bits: their difference is 0 and not noise."""
     logits = normal(N, V) * 3
     whole = join(worlds(size).run(evaluate, case_of(logits, temperature=0.6)))
     for rows in (1, 4, 5):
         for logprob, entropy in worlds(size).run(in_parts, logits, rows):
             assert torch.equal(logprob, whole.logprob) and torch.equal(entropy, whole.entropy)
-
-
-# Collectives and memory
-
-COLLECTIVES = ("all_reduce", "all_gather", "reduce", "reduce_scatter", "broadcast", "all_to_all", "gather", "scatter")
-
-
-class Allocations(TorchDispatchMode):
-    """Bytes of each storage that an operation makes."""
-
-    def __init__(self):
-        super().__init__()
-        self.sizes = []
-
-    def __torch_dispatch__(self, function, types, arguments=(), keywords=None):
-        result = function(*arguments, **(keywords or {}))
-        flat = torch.utils._pytree.tree_leaves((arguments, keywords))
-        known = {leaf.untyped_storage().data_ptr() for leaf in flat if isinstance(leaf, torch.Tensor)}
-        for leaf in torch.utils._pytree.tree_leaves(result):
-            if isinstance(leaf, torch.Tensor) and leaf.untyped_storage().data_ptr() not in known:
-                self.sizes.append(leaf.untyped_storage().nbytes())
-        return result
-
-
-def cost(rank, world_size, logits, rows):
-    """(collectives, bytes in each, largest allocations) forward and backward, and the bytes saved in between."""
-    calls, saved, originals = [], {}, {}
-    for name in [name for name in dir(dist) if name.startswith(COLLECTIVES)]:
-        original = originals[name] = getattr(dist, name)
-
-        def counted(*arguments, original=original, **keywords):
-            tensors = [each for each in arguments if isinstance(each, torch.Tensor)]
-            calls.append(sum(each.nbytes for each in tensors))
-            return original(*arguments, **keywords)
-
-        setattr(dist, name, counted)
-    shard = logits.chunk(world_size, -1)[rank].clone().requires_grad_()
-    vocab.CHUNK_LOGITS, normal_size = rows * shard.shape[-1], vocab.CHUNK_LOGITS
-    forward, backward = Allocations(), Allocations()
-    try:
-        with forward, torch.autograd.graph.saved_tensors_hooks(
-            lambda tensor: saved.setdefault(tensor.untyped_storage().data_ptr(), tensor), lambda tensor: tensor
-        ):
-            logprob, entropy = vocab_parallel_logprob_entropy(
-                shard, torch.arange(len(logits)), dist.group.WORLD, temperature=0.6, vocab_size=V,
-                mask=torch.ones(len(logits), dtype=torch.bool), entropy_requires_grad=True,
-            )  # fmt: skip
-        forward_calls = list(calls)
-        loss = logprob.sum() + entropy.sum()
-        with backward:
-            loss.backward()
-    finally:
-        vocab.CHUNK_LOGITS = normal_size
-        for name, original in originals.items():
-            setattr(dist, name, original)
-    kept = sum(tensor.nbytes for tensor in saved.values())
-    return forward_calls, calls[len(forward_calls) :], sorted(forward.sizes), sorted(backward.sizes), kept
-
-
-@pytest.mark.parametrize("size", [2, 4])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("rows", [1, 10, 1000])
-def test_one_collective_forward_none_backward_and_small_temporaries(worlds, rows, dtype, size):
-    """Of tokens x vocabulary there is one tensor, the gradient; chunks of it are fp32 (1.13 cases 6 and 11)."""
-    tokens, width = 100, V // size
-    logits = normal(tokens, V).to(dtype)
-    chunk = min(rows, tokens) * width * 4
-    statistics = 4 * tokens * 4  # m, S, D and z_target - m of each token
-    gradient = tokens * width * dtype.itemsize
-    for forward, backward, made_forward, made_backward, kept in worlds(size).run(cost, logits, rows):
-        assert forward == [statistics] and backward == []
-        assert made_forward[-1] <= max(chunk, statistics * size)
-        assert gradient in made_backward
-        made_backward.remove(gradient)
-        assert made_backward[-1] <= max(chunk, 8 * tokens)
-        # Beside the logits: target 8, mask 1, and four numbers of 4 bytes a token.
-        assert kept <= gradient + tokens * (8 + 1 + 4 * 4)

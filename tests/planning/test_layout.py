@@ -31,7 +31,12 @@ PAPER = dict(
         ),
         # three responses a prompt; 6 prompts, 3 updates of 2 groups: 6 responses, on 2 copies 3 each
         (
-            {"prompts_per_step": 6, "responses_per_prompt": 3, "updates_per_rollout": 3, "micro_batch_size": 1},
+            {
+                "prompts_per_step": 6,
+                "responses_per_prompt": 3,
+                "updates_per_rollout": 3,
+                "micro_batch_size": 1,
+            },
             Layout(8, 4, 1, 2, 18, 6, 3, 3),
         ),
         # a copy may hold a part of a group only: 1 group of 8 on 2 copies
@@ -47,42 +52,52 @@ def test_layout_by_hand_count(change, expected):
     [
         (
             {"devices_per_node": 6},
-            "hardware.nodes=1 x hardware.devices_per_node=6: the number of ranks, 6, is no multiple of the 4 that hold "
-            "a copy of the model (model.tensor_model_parallel_size=4 x model.pipeline_model_parallel_size=1); make the "
+            "hardware.nodes=1 x hardware.devices_per_node=6: the number of ranks, 6, is no multiple of the 4 "
+            "that hold "
+            "a copy of the model (model.tensor_model_parallel_size=4 x "
+            "model.pipeline_model_parallel_size=1); make the "
             "ranks a multiple of 4",
         ),
         # fewer ranks than one copy needs is the same mistake
         (
             {"devices_per_node": 2},
-            "hardware.nodes=1 x hardware.devices_per_node=2: the number of ranks, 2, is no multiple of the 4 that hold "
-            "a copy of the model (model.tensor_model_parallel_size=4 x model.pipeline_model_parallel_size=1); make the "
+            "hardware.nodes=1 x hardware.devices_per_node=2: the number of ranks, 2, is no multiple of the 4 "
+            "that hold "
+            "a copy of the model (model.tensor_model_parallel_size=4 x "
+            "model.pipeline_model_parallel_size=1); make the "
             "ranks a multiple of 4",
         ),
         (
             {"updates_per_rollout": 7},
-            "trainer.updates_per_rollout=7: must divide rollout.prompts_per_step=64, so that an update trains on whole "
+            "trainer.updates_per_rollout=7: must divide rollout.prompts_per_step=64, so that an update "
+            "trains on whole "
             "groups; set it to 4 or 8",
         ),
         (
             {"updates_per_rollout": 128},
-            "trainer.updates_per_rollout=128: must divide rollout.prompts_per_step=64, so that an update trains on whole "
+            "trainer.updates_per_rollout=128: must divide rollout.prompts_per_step=64, so that an update "
+            "trains on whole "
             "groups; set it to 64",
         ),
         (
             {"devices_per_node": 12, "responses_per_prompt": 7, "updates_per_rollout": 64},
-            "trainer.updates_per_rollout=64: leaves 7 responses an update (448 / 64), which cannot be shared by 3 copies "
-            "of the model (12 ranks / 4); make rollout.prompts_per_step=64 x rollout.responses_per_prompt=7 a multiple "
+            "trainer.updates_per_rollout=64: leaves 7 responses an update (448 / 64), which cannot be shared "
+            "by 3 copies "
+            "of the model (12 ranks / 4); make rollout.prompts_per_step=64 x rollout.responses_per_prompt=7 "
+            "a multiple "
             "of 192",
         ),
         (
             {"micro_batch_size": 5},
-            "trainer.micro_batch_size=5: must divide the 32 responses that a copy of the model trains on in an update "
+            "trainer.micro_batch_size=5: must divide the 32 responses that a copy of the model trains on in "
+            "an update "
             "(step 512 / updates 8 / copies 2); set it to 4 or 8",
         ),
         # larger than what there is to divide (faults 24: it must not round to no micro-batch at all)
         (
             {"micro_batch_size": 64},
-            "trainer.micro_batch_size=64: must divide the 32 responses that a copy of the model trains on in an update "
+            "trainer.micro_batch_size=64: must divide the 32 responses that a copy of the model trains on in "
+            "an update "
             "(step 512 / updates 8 / copies 2); set it to 32",
         ),
     ],
@@ -98,11 +113,18 @@ def test_every_division_of_a_planned_layout_is_exact():
     planned = refused = 0
     for devices in (1, 2, 3, 4, 6, 8):
         for tensor, pipeline in ((1, 1), (2, 1), (1, 2), (2, 2), (3, 1)):
-            for prompts, group, updates, micro in ((4, 2, 2, 1), (4, 4, 1, 2), (6, 2, 3, 4), (12, 3, 4, 3), (8, 8, 8, 8)):
+            for prompts, group, updates, micro in (
+                (4, 2, 2, 1),
+                (4, 4, 1, 2),
+                (6, 2, 3, 4),
+                (12, 3, 4, 3),
+                (8, 8, 8, 8),
+            ):
                 try:
                     layout = plan_layout(
-                        nodes=1, devices_per_node=devices, tensor=tensor, pipeline=pipeline, prompts_per_step=prompts,
-                        responses_per_prompt=group, updates_per_rollout=updates, micro_batch_size=micro,
+                        nodes=1, devices_per_node=devices, tensor=tensor, pipeline=pipeline,
+                        prompts_per_step=prompts, responses_per_prompt=group,
+                        updates_per_rollout=updates, micro_batch_size=micro,
                     )  # fmt: skip
                 except UserError:
                     refused += 1

@@ -28,7 +28,9 @@ def test_rows_of_a_request():
 
 def test_concatenate_pads_to_the_longest():
     short = Generation(torch.tensor([[5]]), torch.tensor([1]), torch.tensor([True]), torch.tensor([[-0.5]]))
-    none = Generation(torch.zeros(0, 0).long(), torch.zeros(0).long(), torch.zeros(0).bool(), torch.zeros(0, 0))
+    none = Generation(
+        torch.zeros(0, 0).long(), torch.zeros(0).long(), torch.zeros(0).bool(), torch.zeros(0, 0)
+    )
     long = Generation(
         torch.tensor([[1, 2, 3], [4, 0, 0]]),
         torch.tensor([3, 1]),
@@ -51,7 +53,10 @@ def ask(prompts, samples):
         requests.append(request)
         rows = len(request)
         return Generation(
-            torch.arange(rows)[:, None], torch.ones(rows).long(), torch.ones(rows).bool(), torch.zeros(rows, 1)
+            torch.arange(rows)[:, None],
+            torch.ones(rows).long(),
+            torch.ones(rows).bool(),
+            torch.zeros(rows, 1),
         )
 
     rollouts = generate(infer, prompts, samples=samples, seed=3, temperature=0.6, max_response_length=12)
@@ -81,7 +86,9 @@ def test_a_prompt_that_comes_twice_is_two_groups_with_noise_of_their_own():
     noise = list(zip(request.prompt_keys, request.sample_indices, strict=True))
     assert len(set(noise)) == 8
     # The first time a prompt comes it is answered as if it came once.
-    assert noise[:4] == list(zip(ask([make_prompt(1), make_prompt(0)], 2)[1].prompt_keys, [0, 1, 0, 1], strict=True))
+    assert noise[:4] == list(
+        zip(ask([make_prompt(1), make_prompt(0)], 2)[1].prompt_keys, [0, 1, 0, 1], strict=True)
+    )
 
 
 def test_one_sample():

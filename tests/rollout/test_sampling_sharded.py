@@ -7,7 +7,10 @@ import torch.distributed as dist
 from tepo_nemo.rollout.sampling import row_keys, sample_tokens
 
 CASES = [(temperature, dtype) for temperature in (1.0, 0.6, 0) for dtype in (torch.float32, torch.bfloat16)]
-VOCAB_SIZE, PADDED = 11, 16  # with 4 ranks the last one has padding alone, with 2 half of the second is padding
+VOCAB_SIZE, PADDED = (
+    11,
+    16,
+)  # with 4 ranks the last one has padding alone, with 2 half of the second is padding
 
 
 def make_logits() -> torch.Tensor:

@@ -89,7 +89,9 @@ def test_a_failed_grading_is_not_valid():  # faults 5
     assert scored.results[3].status == "error"
 
 
-@pytest.mark.parametrize("status, valid", [("ok", True), ("unparseable", True), ("timeout", False), ("error", False)])
+@pytest.mark.parametrize(
+    "status, valid", [("ok", True), ("unparseable", True), ("timeout", False), ("error", False)]
+)
 def test_verdicts_are_valid_and_failures_are_not(status, valid):
     scored = Grader(Ranks(), lambda *_: RewardResult(0.0, status), spell).score(BATCH)
     assert scored.valid.tolist() == [valid] * 4

@@ -56,10 +56,11 @@ def own_weights(host: "Host") -> Part:
 
 def own_gradients(host: "Host") -> Part:
     """This rank's gradients after `finish_training_step`, averaged over data-parallel ranks."""
-    for wrapped in host.actor.model if isinstance(host.actor.model, list) else []:
-        for buffer in getattr(wrapped, "buffers", []) if not callable(getattr(wrapped, "buffers", [])) else []:
-            for bucket in buffer.buckets:
-                _gather_bucket(bucket.grad_data, buffer.data_parallel_group)
+    if host.actor.use_mcore_dist_optim:
+        for chunk in host.actor.model:
+            for buffer in chunk.buffers:
+                for bucket in buffer.buckets:
+                    _gather_bucket(bucket.grad_data, buffer.data_parallel_group)
     return _part(host, _gradient)
 
 
@@ -80,50 +81,53 @@ def _part(host: "Host", read: Callable[[torch.nn.Parameter], Tensor]) -> Part:
     shards = {}
     for chunk in host.actor.get_model_module_list():
         # Stages count their layers from 0, a layer knows its number in the whole model, from 1.
-        numbers = {f"decoder.layers.{i}.": layer.layer_number - 1 for i, layer in enumerate(chunk.decoder.layers)}
+        numbers = {
+            f"decoder.layers.{i}.": layer.layer_number - 1 for i, layer in enumerate(chunk.decoder.layers)
+        }
         for name, parameter in chunk.named_parameters():
             for prefix, number in numbers.items():
                 if name.startswith(prefix):
                     name = f"decoder.layers.{number}.{name.removeprefix(prefix)}"
                     break
             split = getattr(parameter, "tensor_model_parallel", False)
-            shards[name] = Shard(read(parameter).detach().float().clone(), parameter.partition_dim if split else None)
+            shards[name] = Shard(
+                read(parameter).detach().float().clone(), parameter.partition_dim if split else None
+            )
     return Part(own_place(), shards)
 
 
-def whole(parts: Sequence[Part], vocabulary: int) -> dict[str, Tensor]:
-    """Put the parts of all ranks together; padding of the vocabulary is cut off."""
+def whole(parts: Sequence[Part], *, vocabulary: int, tied: bool) -> dict[str, Tensor]:
+    """Put the parts of all ranks together.
+
+    Rows that pad the vocabulary are cut off, and so is the last stage's copy of a tied embedding.
+    """
     by_place = {part.place: part.shards for part in parts}
-    first_copy = {place: shards for place, shards in by_place.items() if place.data == 0}
     for place, shards in by_place.items():
-        _assert_equal(shards, first_copy[place._replace(data=0)], f"data-parallel rank {place.data}")
-    stages = 1 + max(place.pipeline for place in first_copy)
+        _assert_equal(shards, by_place[place._replace(data=0)], f"data-parallel rank {place.data}")
     values: dict[str, Tensor] = {}
-    for stage in range(stages):
-        columns = [shards for place, shards in sorted(first_copy.items()) if place.pipeline == stage]
-        for name in columns[0]:
-            value = _join(name, [column[name] for column in columns])
-            values[name] = value[:vocabulary] if name in (EMBEDDING, OUTPUT) else value
-    return values
-
-
-def without_tied_copy(values: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Drop the last stage's copy of a tied embedding, which must be the first stage's."""
-    values = dict(values)
-    copy = values.pop(OUTPUT, None)
-    assert copy is None or torch.equal(copy, values[EMBEDDING]), "the tied embedding differs between the stages"
+    for stage in sorted({place.pipeline for place in by_place}):
+        ranks = [by_place[place] for place in sorted(by_place) if place.pipeline == stage and place.data == 0]
+        values |= {name: _join(name, [shards[name] for shards in ranks]) for name in ranks[0]}
+    values |= {name: values[name][:vocabulary] for name in (EMBEDDING, OUTPUT) if name in values}
+    if tied and OUTPUT in values:
+        copy = values.pop(OUTPUT)
+        assert torch.equal(copy, values[EMBEDDING]), "the tied embedding differs between first and last stage"
     return values
 
 
 def _join(name: str, shards: Sequence[Shard]) -> Tensor:
     first = shards[0]
     if first.dim is None:
-        assert all(torch.equal(shard.value, first.value) for shard in shards), f"{name} differs between TP ranks"
+        assert all(torch.equal(shard.value, first.value) for shard in shards), (
+            f"{name} differs between TP ranks"
+        )
         return first.value
     if "linear_fc1" in name:
         # A gated activation: each rank has its rows of the gate on top of its rows of the other projection.
         halves = [shard.value.chunk(2, dim=first.dim) for shard in shards]
-        return torch.cat([torch.cat(half, dim=first.dim) for half in zip(*halves, strict=True)], dim=first.dim)
+        return torch.cat(
+            [torch.cat(half, dim=first.dim) for half in zip(*halves, strict=True)], dim=first.dim
+        )
     return torch.cat([shard.value for shard in shards], dim=first.dim)
 
 

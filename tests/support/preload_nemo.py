@@ -1,4 +1,4 @@
-"""What the launcher of stack "nemo" imports once, before it forks ranks: the stand-ins, then the host stack."""
+"""What the launcher of stack "nemo" imports once, before it forks ranks: stand-ins, then the host stack."""
 
 from tepo_nemo import cpu
 

@@ -12,13 +12,14 @@ import pickle
 import signal
 import sys
 import traceback
+from collections.abc import Callable
 from multiprocessing.connection import Client, Connection
 from types import ModuleType
-from typing import Any, Callable
+from typing import Any
 
 
 def launch(stack: str, address: str) -> None:
-    """Import the stack, then serve ("fork", environments) and ("reap", pids) until the test process is gone."""
+    """Import the stack, then serve ("fork", environments) and ("reap", pids) while the test process lives."""
     control = Client(address, "AF_UNIX")
     try:
         importlib.import_module(f"support.preload_{stack}")

@@ -48,7 +48,12 @@ def hang_in(rank, world_size, hanging):
 
 
 def settings(rank, world_size):
-    return torch.get_num_threads(), os.environ["OMP_NUM_THREADS"], torch.cuda.is_available(), dist.get_backend()
+    return (
+        torch.get_num_threads(),
+        os.environ["OMP_NUM_THREADS"],
+        torch.cuda.is_available(),
+        dist.get_backend(),
+    )
 
 
 def fresh_ranks(rank, world_size):
@@ -118,7 +123,7 @@ def test_function_inside_another_is_refused(worlds):
 
 
 def test_nemo_ranks_are_new_for_every_call(worlds):
-    """Process groups are left to the function: a second call could not make them again in the same processes."""
+    """Process groups are left to the function: the same processes could not make them a second time."""
     seen = set()
     for _ in range(2):
         for rank, (settings, began_bare, total, pid) in enumerate(worlds(2, stack="nemo").run(fresh_ranks)):

@@ -60,7 +60,9 @@ class Recording:
     kept: list[ScoredBatch | None] = field(default_factory=list)
     advantages: list[Tensor | None] = field(default_factory=list)
 
-    def step(self, step: int, metrics: dict[str, float], kept: ScoredBatch | None, advantages: Tensor | None) -> None:
+    def step(
+        self, step: int, metrics: dict[str, float], kept: ScoredBatch | None, advantages: Tensor | None
+    ) -> None:
         assert step == metrics["step"]
         self.metrics.append(metrics)
         self.kept.append(kept)

@@ -37,7 +37,9 @@ def respell(text: str) -> list[int]:
     """Token ids of a text, longest spelling first: what a tokenizer would make of it."""
     tokens = []
     while text:
-        token = max((t for t in range(1, VOCAB_SIZE) if text.startswith(SPELLING[t])), key=lambda t: len(SPELLING[t]))
+        token = max(
+            (t for t in range(1, VOCAB_SIZE) if text.startswith(SPELLING[t])), key=lambda t: len(SPELLING[t])
+        )
         tokens.append(token)
         text = text[len(SPELLING[token]) :]
     return tokens

@@ -5,8 +5,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import torch
-
 from tepo_nemo.config.load import load_config
 from tepo_nemo.config.schema import AlgorithmConfig, Config
 
@@ -83,15 +81,3 @@ def build_policy(config: Config) -> "tuple[Host, MegatronPolicy]":
 
     host = build_host(config)
     return host, connect_policy(host, config, build_objective(config.algorithm))
-
-
-def save_start(rank: int, world_size: int, config: Config, path: Path) -> None:
-    """Save a randomly initialised model to start from; norm weights other than 1, so that each has a say."""
-    host, policy = build_policy(config)
-    noise = torch.Generator().manual_seed(5)
-    with torch.no_grad():
-        for chunk in host.actor.get_model_module_list():
-            for parameter in chunk.parameters():
-                if parameter.dim() == 1:
-                    parameter.add_(0.2 * torch.randn(parameter.shape, generator=noise))
-    policy.save(path)

@@ -1,4 +1,4 @@
-"""The operator on one shard, and its float64 reference: one row, one token at a time, on the whole vocabulary."""
+"""The operator on one shard, and its float64 reference: a token at a time, on the whole vocabulary."""
 
 from dataclasses import dataclass
 
@@ -30,7 +30,11 @@ class Outcome:
 def evaluate(rank: int, world_size: int, case: Case) -> Outcome:
     """Forward and backward on the rank's shard."""
     group = dist.group.WORLD if dist.is_initialized() else None
-    logits = case.logits.chunk(world_size, dim=-1)[rank].clone(memory_format=torch.preserve_format).requires_grad_()
+    logits = (
+        case.logits.chunk(world_size, dim=-1)[rank]
+        .clone(memory_format=torch.preserve_format)
+        .requires_grad_()
+    )
     logprob, entropy = vocab_parallel_logprob_entropy(
         logits, case.target, group, temperature=case.temperature, vocab_size=case.vocab_size, mask=case.mask,
         entropy_requires_grad=case.entropy_weight is not None,
@@ -45,11 +49,13 @@ def join(outcomes: list[Outcome]) -> Outcome:
     for other in outcomes[1:]:
         torch.testing.assert_close(other.logprob, first.logprob, rtol=0, atol=0, equal_nan=True)
         torch.testing.assert_close(other.entropy, first.entropy, rtol=0, atol=0, equal_nan=True)
-    return Outcome(first.logprob, first.entropy, torch.cat([outcome.gradient for outcome in outcomes], dim=-1))
+    return Outcome(
+        first.logprob, first.entropy, torch.cat([outcome.gradient for outcome in outcomes], dim=-1)
+    )
 
 
 def dense(case: Case) -> Outcome:
-    """Columns of probability 0 (padding, -inf) are cut out before the softmax, masked tokens are not computed."""
+    """Columns of probability 0 (padding, -inf) are cut out before the softmax, masked tokens left out."""
     logits = case.logits.double().requires_grad_()
     columns = torch.arange(logits.shape[-1])
     mask = torch.ones_like(case.target, dtype=torch.bool) if case.mask is None else case.mask

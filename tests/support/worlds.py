@@ -18,8 +18,8 @@ A stack is imported once a session, in a launcher process of its own, and ranks 
 
 The function and what it takes and returns are pickled. The function is one at the top of a test module; a
 rank loads that module from its file under the name it has in the test process, so pytest's importmode
-does not matter. Changes that a test makes to its own process (monkeypatch, os.environ) do not reach the ranks.
-Ranks have one thread each and see no GPU. What they print goes to pytest's capture.
+does not matter. Changes that a test makes to its own process (monkeypatch, os.environ) do not reach the
+ranks. Ranks have one thread each and see no GPU. What they print goes to pytest's capture.
 """
 
 import os
@@ -32,9 +32,10 @@ import sys
 import tempfile
 import time
 import uuid
+from collections.abc import Callable
 from multiprocessing.connection import Connection, Listener, wait
 from pathlib import Path
-from typing import Any, Callable, Literal
+from typing import Any, Literal
 
 Stack = Literal["torch", "nemo"]
 
@@ -81,7 +82,9 @@ class World:
         """
         __tracebackhide__ = True
         if "." in function.__qualname__:
-            raise TypeError(f"{function.__qualname__} is not at the top of its module, where ranks look it up")
+            raise TypeError(
+                f"{function.__qualname__} is not at the top of its module, where ranks look it up"
+            )
         path = sys.modules[function.__module__].__file__
         request = pickle.dumps((function.__module__, path, function.__name__, pickle.dumps(arguments)))
         if self._ranks is None or not self._ranks.alive():
@@ -89,7 +92,9 @@ class World:
             self._ranks = _Ranks(self._launcher, self.size, store=self._keep)
         try:
             results = self._ranks.call(request, timeout)
-        except BaseException:  # also an interrupt: ranks in the middle of a call are of no use to the next one
+        except (
+            BaseException
+        ):  # also an interrupt: ranks in the middle of a call are of no use to the next one
             self._ranks.kill()
             self._ranks = None
             raise
@@ -118,7 +123,9 @@ class _Launcher:
         script = Path(__file__).with_name("rank_launcher.py")
         command = [sys.executable, str(script), stack, self.listener.address]
         # A session of its own: Ctrl-C interrupts pytest alone, which then closes its worlds.
-        self.process = subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, start_new_session=True)
+        self.process = subprocess.Popen(
+            command, env=environment, stdin=subprocess.DEVNULL, start_new_session=True
+        )
         self.control = self.listener.accept()
         state, trace = self.control.recv()
         if state == "failed":
@@ -197,7 +204,9 @@ class _Ranks:
             os.kill(self.pids[rank], signal.SIGUSR1)  # faulthandler prints where it hangs
         time.sleep(TRACEBACK_SECONDS)
         names = ", ".join(map(str, ranks))
-        return TimeoutError(f"not done after {timeout} s: rank(s) {names}; their tracebacks are in the captured stderr")
+        return TimeoutError(
+            f"not done after {timeout} s: rank(s) {names}; their tracebacks are in the captured stderr"
+        )
 
     def kill(self) -> None:
         for pid in self.pids:  # not reaped yet, so the pid is still this rank's
@@ -212,7 +221,7 @@ class _Ranks:
 
 
 def _restore(rank: int, module: str, pickled: bytes | None, trace: str) -> BaseException:
-    """The rank's exception, or a stand-in where its class is not at hand without importing the rank's stack here."""
+    """The rank's exception, or a stand-in where only an import of the rank's stack would give its class."""
     if pickled is not None and module in sys.modules:
         error = pickle.loads(pickled)
     else:

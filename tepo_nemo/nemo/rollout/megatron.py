@@ -29,7 +29,9 @@ class MegatronRollout:
         batch_size: responses generated at once; None for all of a request.
     """
 
-    def __init__(self, model: MegatronGPTModel, *, stop_token: int, vocab_size: int, batch_size: int | None) -> None:
+    def __init__(
+        self, model: MegatronGPTModel, *, stop_token: int, vocab_size: int, batch_size: int | None
+    ) -> None:
         self._model = model
         self._stop_token = stop_token
         self._vocab_size = vocab_size
@@ -47,7 +49,10 @@ class MegatronRollout:
         size = self._batch_size or len(request)
         with last_position_logits(self._model):
             return concatenate_generations(
-                [self._generate_batch(request.rows(start, start + size)) for start in range(0, len(request), size)]
+                [
+                    self._generate_batch(request.rows(start, start + size))
+                    for start in range(0, len(request), size)
+                ]
             )
 
     def _generate_batch(self, request: GenerationRequest) -> Generation:
@@ -70,7 +75,9 @@ class MegatronRollout:
         while position < tokens.shape[1]:
             logits = self._forward(tokens[:, fed:position], fed, cache)
             drawn, drawn_logprobs = self._draw(logits, keys, position - prompt_lengths, request.temperature)
-            active = (position >= prompt_lengths) & ~finished & (response_lengths < request.max_response_length)
+            active = (
+                (position >= prompt_lengths) & ~finished & (response_lengths < request.max_response_length)
+            )
             tokens[:, position] = torch.where(active, drawn, tokens[:, position])
             logprobs[:, position] = torch.where(active, drawn_logprobs, 0.0)
             response_lengths += active
@@ -95,7 +102,9 @@ class MegatronRollout:
         position_ids = torch.arange(offset, offset + length, device=tokens.device).expand(rows, -1)
 
         def forward_step(data_iterator, model):
-            output = model(input_ids=tokens, position_ids=position_ids, attention_mask=None, inference_params=cache)
+            output = model(
+                input_ids=tokens, position_ids=position_ids, attention_mask=None, inference_params=cache
+            )
             return output, lambda output, non_loss_data: output[:, -1]
 
         outputs = get_forward_backward_func()(
@@ -110,7 +119,9 @@ class MegatronRollout:
         )
         return outputs[0] if outputs else None
 
-    def _draw(self, logits: Tensor | None, keys: Tensor, positions: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
+    def _draw(
+        self, logits: Tensor | None, keys: Tensor, positions: Tensor, temperature: float
+    ) -> tuple[Tensor, Tensor]:
         """Next tokens and their log-probs, [rows] each, on every stage."""
         drawn = None
         if logits is not None:
