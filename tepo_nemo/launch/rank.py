@@ -94,8 +94,8 @@ def _console() -> TextIO:
 def end_with(body: Callable[[], None], report: Callable[[object], None] = print_error) -> NoReturn:
     """Run `body` and end the process.
 
-    A failed rank ends at once, without the clean-up of libraries: it could wait for other ranks, and they must
-    not be seen to fail before the one that pulled them down.
+    A failed rank ends at once, without the clean-up of libraries: it could wait for other ranks, and they
+    must not be seen to fail before the one that pulled them down.
     """
     try:
         body()

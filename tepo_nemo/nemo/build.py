@@ -21,6 +21,7 @@ from torch.optim import Optimizer
 from tepo_nemo.config.schema import Config
 from tepo_nemo.errors import UserError
 from tepo_nemo.nemo.actor import MegatronGPTTEPOActorModel
+from tepo_nemo.nemo.checkpoint import any_vocabulary_padding
 from tepo_nemo.nemo.host_config import host_config
 
 # Keys that shape the weights: what the configuration says of them must be what the checkpoint has.
@@ -65,9 +66,10 @@ def build_host(config: Config) -> Host:
         cfg.model = load_and_override_model_config(str(checkpoint), cfg.model)
     trainer = MegatronTrainerBuilder(cfg).create_trainer()
     if checkpoint is not None:
-        actor = load_from_nemo(
-            MegatronGPTTEPOActorModel, cfg.model, trainer, strict=True, restore_path=str(checkpoint)
-        )
+        with any_vocabulary_padding():
+            actor = load_from_nemo(
+                MegatronGPTTEPOActorModel, cfg.model, trainer, strict=True, restore_path=str(checkpoint)
+            )
     else:
         torch.manual_seed(config.seed)
         actor = MegatronGPTTEPOActorModel(cfg.model, trainer)

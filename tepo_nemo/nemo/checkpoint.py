@@ -1,10 +1,15 @@
-"""Writes weights as a `.nemo` file that appears only when it is complete."""
+"""Writes weights as a `.nemo` file that appears only when it is complete, and reads them at any layout."""
 
 import os
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from unittest.mock import patch
 
 import torch.distributed as dist
+from megatron.core.dist_checkpointing.strategies.torch import MCoreLoadPlanner
+from torch.distributed.checkpoint.planner import LoadPlan
 
 from tepo_nemo.nemo.actor import MegatronGPTTEPOActorModel
 
@@ -27,3 +32,25 @@ def save_nemo(actor: MegatronGPTTEPOActorModel, path: Path) -> None:
         os.replace(partial / path.name, path)
         shutil.rmtree(partial)
     dist.barrier()
+
+
+@contextmanager
+def any_vocabulary_padding() -> Iterator[None]:
+    """Let weights be loaded whose vocabulary was padded for another tensor-parallel size.
+
+    Megatron-core asks for this itself: it compares all shapes but those of the embedding and the output layer,
+    and fills rows that the file lacks with zeros. Recent versions of PyTorch then compare sizes once more and
+    know of no exception.
+    """
+    create_local_plan = MCoreLoadPlanner.create_local_plan
+
+    def with_own_sizes(planner: MCoreLoadPlanner) -> LoadPlan:
+        planner._validate_global_shapes(planner.metadata, planner.shapes_validation_sharded_tensors)
+        saved = planner.metadata.state_dict_metadata
+        for name, tensor in planner.state_dict.items():
+            if name in saved and hasattr(saved[name], "size"):
+                saved[name].size = tensor.size()
+        return create_local_plan(planner)
+
+    with patch.object(MCoreLoadPlanner, "create_local_plan", with_own_sizes):
+        yield

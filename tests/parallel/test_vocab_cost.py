@@ -86,7 +86,7 @@ def cost(rank, world_size, logits, rows):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("rows", [1, 10, 1000])
 def test_one_collective_forward_none_backward_and_small_temporaries(worlds, rows, dtype, size):
-    """Of tokens x vocabulary there is one tensor, the gradient; the rest is chunks or some numbers a token."""
+    """Of tokens x vocabulary there is one tensor, the gradient; the rest is chunks or numbers a token."""
     tokens, width = 100, V // size
     logits = normal(tokens, V).to(dtype)
     chunk = min(rows, tokens) * width * 4

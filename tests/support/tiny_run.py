@@ -1,6 +1,6 @@
 """A whole training run on `torch_policy`: prompts, a reward, and a trainer that is told what differs."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -14,11 +14,12 @@ from torch import Tensor
 from tepo_nemo.data.order import PromptOrder
 from tepo_nemo.data.prompts import Prompt
 from tepo_nemo.objectives import registry
-from tepo_nemo.objectives.contract import Objective
+from tepo_nemo.objectives.contract import Mean, Objective
 from tepo_nemo.reward.grading import RewardFunction
 from tepo_nemo.reward.result import RewardResult
 from tepo_nemo.rollout.batch import ScoredBatch, TokenizedPrompt
 from tepo_nemo.rollout.scoring import Grader
+from tepo_nemo.training.batch import MiniBatch, TokenStatistics
 from tepo_nemo.training.collect import StepCollector
 from tepo_nemo.training.timers import PhaseTimers
 from tepo_nemo.training.trainer import Trainer, TrainerSettings
@@ -148,6 +149,26 @@ def make_run(
         lambda step: Path(f"step_{step}"),
     )
     return Run(trainer, policy, recording)
+
+
+class WatchedPolicy(TorchPolicy):
+    """Remembers each update: the weights before it, its mini-batch and its metrics."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.updates: list[tuple[Tensor, MiniBatch, dict[str, float]]] = []
+        self.forward_passes = 0
+
+    def get_token_statistics(self, mini_batches: Sequence[MiniBatch]) -> list[list[TokenStatistics]]:
+        self.forward_passes += 1
+        return super().get_token_statistics(mini_batches)
+
+    def get_loss_and_metrics(self, batch: MiniBatch, forward_only: bool) -> tuple[Tensor, dict[str, Mean]]:
+        before = self.weights()
+        loss, metrics = super().get_loss_and_metrics(batch, forward_only)
+        means = {name: float(mean.numerator / mean.denominator) for name, mean in metrics.items()}
+        self.updates.append((before, batch, means))
+        return loss, metrics
 
 
 def world_group() -> dist.ProcessGroup | None:

@@ -115,29 +115,29 @@ class TorchPolicy:
 
     @torch.no_grad()
     def infer(self, request: GenerationRequest) -> Generation:
-        """Every rank generates everything, one row at a time: nothing is padded, cached or gathered."""
+        """Every rank generates everything, and every token by a forward over the whole sequence."""
         assert self._phase == "inference"
-        shape = len(request), request.max_response_length
-        keys = row_keys(request.seed, request.prompt_keys, request.sample_indices, torch.device("cpu"))
-        tokens, logprobs = torch.zeros(shape, dtype=torch.int64), torch.zeros(shape)
-        lengths, finished = torch.zeros(shape[0], dtype=torch.int64), torch.zeros(shape[0], dtype=torch.bool)
+        rows, limit = torch.arange(len(request)), request.max_response_length
+        prompts = torch.tensor([len(prompt) for prompt in request.prompt_tokens])
+        sequences = torch.zeros(len(rows), int(prompts.max()) + limit, dtype=torch.int64)
         for row, prompt in enumerate(request.prompt_tokens):
-            sequence = list(prompt)
-            while lengths[row] < request.max_response_length and not finished[row]:
-                position = lengths[row : row + 1].clone()
-                drawn, logprob = sample_tokens(
-                    self.model(torch.tensor([sequence]))[:, -1],
-                    keys[row : row + 1],
-                    position,
-                    temperature=request.temperature,
-                    vocab_size=VOCAB_SIZE,
-                    group=None,
-                )
-                sequence.append(int(drawn))
-                tokens[row, position], logprobs[row, position] = drawn, logprob
-                lengths[row] += 1
-                finished[row] = int(drawn) == STOP
-        longest = int(lengths.max())
+            sequences[row, : len(prompt)] = torch.tensor(prompt)
+        keys = row_keys(request.seed, request.prompt_keys, request.sample_indices, torch.device("cpu"))
+        tokens, logprobs = torch.zeros(len(rows), limit, dtype=torch.int64), torch.zeros(len(rows), limit)
+        for position in range(limit):
+            tokens[:, position], logprobs[:, position] = sample_tokens(
+                self.model(sequences)[rows, prompts + position - 1],
+                keys,
+                torch.full_like(rows, position),
+                temperature=request.temperature,
+                vocab_size=VOCAB_SIZE,
+                group=None,
+            )
+            sequences[rows, prompts + position] = tokens[:, position]
+        stops = tokens == STOP
+        finished = stops.any(dim=1)
+        lengths = torch.where(finished, stops.int().argmax(dim=1) + 1, limit)
+        longest = int(lengths.max())  # what follows a stop token is junk, as the protocol allows
         return Generation(tokens[:, :longest], lengths, finished, logprobs[:, :longest])
 
     def finish_inference(self) -> None:

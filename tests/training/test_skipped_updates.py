@@ -1,0 +1,92 @@
+"""Steps and updates that are skipped: told, counted, and without a trace in the weights."""
+
+import math
+
+import pytest
+import torch
+from support.tiny_run import letter_reward, make_objective, make_run
+from support.torch_policy import TorchPolicy
+
+from tepo_nemo.reward.result import RewardResult
+from tepo_nemo.runs.metrics import METRICS
+
+
+class Poisoned(TorchPolicy):
+    """Some updates have a gradient that is not finite."""
+
+    def __init__(self, *args, updates, value, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.poisoned = dict.fromkeys(updates, value)
+        self.weights_after = []
+        self.grad_norms = []
+
+    def finish_training_step(self):
+        super().finish_training_step()
+        if len(self.learning_rates) in self.poisoned:
+            self.model.head.grad[0, 0] = self.poisoned[len(self.learning_rates)]
+
+    def optimizer_step(self, learning_rate):
+        result = super().optimizer_step(learning_rate)
+        self.weights_after.append(self.weights())
+        self.grad_norms.append(result.grad_norm)
+        return result
+
+
+
+@pytest.mark.parametrize("value", [0.0, 1.0])
+def test_a_step_without_spread_is_skipped_and_told(value):  # faults 29
+    policy = TorchPolicy(make_objective(), momentum=0.9)
+    before = policy.weights()
+    run = make_run(policy, dynamic_sampling=True, reward=lambda *_: RewardResult(value, "ok"))
+    run.trainer.fit()
+    assert torch.equal(policy.weights(), before)
+    assert run.recording.kept == run.recording.advantages == [None] * 3
+    for row in run.recording.metrics:
+        assert row["update/skipped"] == 2 and row["tokens/trained"] == 0
+        assert row["reward/mean"] == value and row["reward/group_std_zero_fraction"] == 1
+        assert row.keys() <= METRICS.keys()
+    assert [row["consumed_prompts"] for row in run.recording.metrics] == [12, 24, 36]
+
+
+def test_training_goes_on_after_a_skipped_step():
+    """Every verdict of the first step is the same, those of the second are not."""
+    asked = []
+
+    def reward(*item):
+        asked.append(item)
+        return letter_reward(*item) if len(asked) > 3 * 16 else RewardResult(1.0, "ok")
+
+    policy = TorchPolicy(make_objective())
+    before = policy.weights()
+    run = make_run(policy, dynamic_sampling=True, reward=reward, max_steps=2)
+    run.trainer.fit()
+    first, second = run.recording.metrics
+    assert (first["update/skipped"], second["update/skipped"]) == (2, 0)
+    assert second["tokens/trained"] > 0 and not torch.equal(policy.weights(), before)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+def test_a_gradient_that_is_not_finite_is_skipped_and_counted(value):
+    """The 2nd update of 3 x 2."""
+    policy = Poisoned(make_objective(), updates=[1], value=value, momentum=0.9)
+    run = make_run(policy)
+    run.trainer.fit()
+    assert [row["update/skipped"] for row in run.recording.metrics] == [1, 0, 0]
+    assert torch.equal(policy.weights_after[1], policy.weights_after[0])
+    for before, after in [(1, 2), (2, 3), (3, 4), (4, 5)]:
+        assert not torch.equal(policy.weights_after[before], policy.weights_after[after])
+    assert torch.isfinite(policy.weights()).all()
+    assert all(math.isfinite(row["grad_norm"]) for row in run.recording.metrics)
+
+
+def test_the_grad_norm_is_the_mean_over_the_updates_that_were_made():
+    norms = {}
+    for poisoned in ([], [1], [0, 1]):
+        policy = Poisoned(make_objective(), updates=poisoned, value=float("nan"))
+        run = make_run(policy, max_steps=1)
+        run.trainer.fit()
+        norms[len(poisoned)] = run.recording.metrics[0]["grad_norm"], policy.grad_norms
+    told, (first, second) = norms[0]
+    assert told == pytest.approx((first + second) / 2)
+    assert norms[1][0] == pytest.approx(first)
+    assert math.isnan(norms[2][0])
