@@ -88,7 +88,7 @@ def test_the_score_of_a_policy_by_hand():
     scored = score(TorchPolicy(make_objective()))
     golds = [prompt.prompt.gold for prompt in PROMPTS for _ in range(8)]
     right = [
-        gold in text and not text.startswith("c1") for gold, text in zip(golds, scored.texts, strict=True)
+        gold in text and not text.startswith("c") for gold, text in zip(golds, scored.texts, strict=True)
     ]
     assert 0 < sum(right) < 48
     assert average_at_k(scored) == pytest.approx(sum(right) / 48)

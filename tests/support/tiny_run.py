@@ -47,8 +47,8 @@ def make_objective(preset: str = "tepo", **changes: Any) -> Objective:
 
 
 def letter_reward(prompt: str, response_text: str, gold: str, metadata: dict) -> RewardResult:
-    """1 for a response that holds the gold letter; grading fails where the response starts with c1."""
-    if response_text.startswith("c1"):
+    """1 for a response that holds the gold letter; grading fails where the response starts with c."""
+    if response_text.startswith("c"):
         raise RuntimeError("a verifier that fails now and then")
     return RewardResult(float(gold in response_text), "ok")
 

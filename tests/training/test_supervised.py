@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from support.tiny_run import PROMPTS, make_objective, world_group
+from support.tiny_run import PROMPTS, world_group
 from support.torch_policy import STOP, VOCAB_SIZE, TinyLM, TorchPolicy, respell
 
 from tepo_nemo.data.order import PromptOrder
@@ -13,8 +13,8 @@ ANSWERS = [respell(answer) + [STOP] for answer in ("a", "ba", "c12b", "", "21", 
 SEED, BATCH, LEARNING_RATE = 3, 4, 0.8
 
 
-def warm_up(rank, world_size, steps, micro_batch_size, policy_class=TorchPolicy):
-    policy = policy_class(registry.build("next_token", {}), group=world_group())
+def warm_up(rank, world_size, steps, micro_batch_size):
+    policy = TorchPolicy(registry.build("next_token", {}), group=world_group())
     losses = []
     train_supervised(
         policy,
@@ -27,6 +27,7 @@ def warm_up(rank, world_size, steps, micro_batch_size, policy_class=TorchPolicy)
         learning_rate=LEARNING_RATE,
         report=lambda step, loss: losses.append((step, loss)),
     )
+    policy.prepare_for_inference()  # it is left idle, as the trainer finds it
     return policy.weights(), losses
 
 
@@ -73,13 +74,3 @@ def test_the_answers_are_learned():
 def test_a_batch_that_does_not_divide_is_refused():  # faults 24, 25
     with pytest.raises(AssertionError):
         warm_up(0, 1, 1, 3)
-
-
-def test_the_policy_can_go_on_to_reinforcement_learning():
-    """It is left idle, as the trainer finds it."""
-    policy = TorchPolicy(make_objective())
-    policy.objective = registry.build("next_token", {})
-    train_supervised(
-        policy, PROMPTS, ANSWERS, seed=1, steps=1, batch_size=4, micro_batch_size=4, learning_rate=0.1, report=lambda *_: None
-    )
-    policy.prepare_for_inference()

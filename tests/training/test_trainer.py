@@ -63,7 +63,7 @@ def test_counted_metrics_by_hand():  # faults 34
             for tokens, length in zip(generation.tokens.tolist(), lengths, strict=True)
         ]
         golds = [kept.rollouts.prompts[group].prompt.gold for group in groups]
-        broken = [text.startswith("c1") for text in texts]
+        broken = [text.startswith("c") for text in texts]
         verdicts = [gold in text for text, gold in zip(texts, golds, strict=True)]
         graded = [right for right, fails in zip(verdicts, broken, strict=True) if not fails]
         votes = [

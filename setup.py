@@ -1,0 +1,44 @@
+"""Packaging of tepo_nemo.
+
+The requirements are light: PyTorch, Megatron-core, NeMo and NeMo-Aligner come with the NeMo container, or from
+requirements/cpu.txt for a machine without a GPU.
+"""
+
+from pathlib import Path
+
+from setuptools import find_packages, setup
+
+HERE = Path(__file__).parent
+
+
+def version() -> str:
+    for line in (HERE / "tepo_nemo" / "__init__.py").read_text().splitlines():
+        if line.startswith("__version__"):
+            return line.split('"')[1]
+    raise RuntimeError("tepo_nemo/__init__.py sets no __version__")
+
+
+setup(
+    name="tepo-nemo",
+    version=version(),
+    description="TEPO and the methods it is compared with, as a plugin for NVIDIA NeMo-Aligner",
+    license="Apache-2.0",
+    python_requires=">=3.10",
+    # The presets live at the top of the repository and are installed as data of the package.
+    packages=[*find_packages(include=["tepo_nemo", "tepo_nemo.*"]), "tepo_nemo.configs"],
+    package_dir={"tepo_nemo.configs": "configs"},
+    package_data={"tepo_nemo.configs": ["**/*.yaml", "**/*.md"]},
+    entry_points={"console_scripts": ["tepo-nemo = tepo_nemo.cli:main"]},
+    # Lower bounds only where a feature is used, upper bounds at the next major version, so that a NeMo container
+    # keeps what it has.
+    install_requires=[
+        "hydra-core>=1.3,<1.4",
+        "matplotlib>=3.7,<4",
+        "omegaconf>=2.3,<2.4",
+        "pydantic>=2.5,<3",
+        "pyyaml>=6,<7",
+        "rich>=13,<16",
+        "tensorboard>=2.12,<3",
+    ],
+    extras_require={"test": ["hypothesis>=6.100,<7", "pytest>=8,<10", "pytest-timeout>=2.2,<3"]},
+)
