@@ -6,8 +6,8 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, Field
 
 from tepo_nemo.config.base import Count, CountOrZero, LocalPath, NonNegative, Section
+from tepo_nemo.config.layout import Layout, plan_layout
 from tepo_nemo.config.model import ModelConfig
-from tepo_nemo.planning.layout import Layout, plan_layout
 
 
 class AlgorithmConfig(Section, extra="allow"):

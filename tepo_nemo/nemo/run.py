@@ -118,11 +118,11 @@ def train(config: Config, console: TextIO) -> None:
     trainer = make_trainer(config, policy, objective, grader, datasets.train, evaluate_all, recorder)
     status, before, after = "failed", None, None
     try:
-        if config.data.evaluate_before:
+        if config.data.evaluate_before and datasets.evaluation:
             before = evaluate_all()
             recorder.evaluation("before", before)
         trainer.fit()
-        if config.data.evaluate_after:
+        if config.data.evaluate_after and datasets.evaluation:
             after = evaluate_all()
             recorder.evaluation("after", after)
         status = "done"

@@ -18,6 +18,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from tepo_nemo.parallel.gather import gather_stacked
+
 _GOLDEN = 0x9E3779B97F4A7C15
 _MULTIPLIERS = (0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
 
@@ -110,12 +112,7 @@ def sample_tokens(
     log_normalizer = scaled.logsumexp(dim=1)
     # float64 holds every token id exactly, so that one message carries all four.
     local = torch.stack([best_score.double(), best_id.double(), best_logit.double(), log_normalizer.double()])
-    if group is None or dist.get_world_size(group) == 1:
-        shards = local[None]
-    else:
-        shards = local.new_empty((dist.get_world_size(group), *local.shape))
-        dist.all_gather_into_tensor(shards.view(-1, *local.shape[1:]), local, group=group)
-
+    shards = local[None] if group is None else gather_stacked(local, group)
     top = shards[:, 0].amax(dim=0)
     tokens = torch.where(shards[:, 0] == top, shards[:, 1], float("inf")).amin(dim=0).long()
     logit = torch.where(shards[:, 1] == tokens.double(), shards[:, 2], float("-inf")).amax(dim=0)

@@ -3,7 +3,7 @@ import dataclasses
 import pytest
 
 from tepo_nemo.errors import UserError
-from tepo_nemo.planning.layout import Layout, plan_layout
+from tepo_nemo.config.layout import Layout, plan_layout
 
 PAPER = dict(
     nodes=1,

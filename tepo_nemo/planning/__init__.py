@@ -1,1 +1,0 @@
-"""Layout and batch arithmetic from plain numbers: no torch, no configuration objects."""
