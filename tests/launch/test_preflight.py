@@ -1,0 +1,45 @@
+"""What is refused before a rank is started."""
+
+import pytest
+from support.toy_files import make_toy_files
+
+from tepo_nemo.config.load import load_config
+from tepo_nemo.errors import UserError
+from tepo_nemo.launch.preflight import check_run
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    make_toy_files(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize("algorithm", ["tepo", "tepo_no_kl", "grpo", "grpo_dapo"])
+def test_every_shipped_method_passes(algorithm):
+    check_run(load_config([f"algorithm={algorithm}"]))
+
+
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        ("algorithm.surrogate=clipped", "algorithm.surrogate"),
+        ("algorithm.kl_coefficient=-1", "algorithm.kl_coefficient"),
+        ("algorithm.name=tepoo", "tepo"),
+        ("data.reward=exact", "exact_answer"),
+    ],
+)
+def test_a_wrong_method_option_or_reward_is_refused(override, said):
+    with pytest.raises(UserError, match=said):
+        check_run(load_config([override]))
+
+
+def test_a_kl_to_a_reference_policy_is_refused_until_it_is_built():
+    with pytest.raises(UserError, match=r"set algorithm.kl_coefficient=0"):
+        check_run(load_config(["algorithm=grpo", "algorithm.kl_coefficient=0.04"]))
+
+
+def test_a_broken_prompt_set_is_refused(folder):
+    (folder / "toy" / "train.jsonl").write_text("")
+    with pytest.raises(UserError, match=r"train.jsonl: has no prompts"):
+        check_run(load_config([]))
