@@ -54,7 +54,7 @@ def norms(rank: int, world_size: int, normalization: str, sequence_parallel: boo
     config = TransformerConfig(
         num_layers=1,
         hidden_size=4,
-        num_attention_heads=1,
+        num_attention_heads=2,
         normalization=normalization,
         tensor_model_parallel_size=2 if sequence_parallel else 1,
         sequence_parallel=sequence_parallel,

@@ -1,36 +1,16 @@
+"""What the tests of the host share: a toy model, saved once, and what each layout makes of one rollout."""
+
 from collections.abc import Callable
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
 import pytest
 from support.gather import whole
-from support.synthetic import Rows, disturbed, synthetic_batch
+from support.layouts import LAYOUTS, Given, Outcome, layout_jobs, merge
+from support.synthetic import disturbed, synthetic_batch
 from support.toy import VOCABULARY, ToyFolder, make_toy_folder
-from support.updates import make_start
+from support.updates import make_start, perform
 from support.worlds import Worlds
-from torch import Tensor
 
-from tepo_nemo.training.batch import TrainBatch
-
-
-@dataclass(frozen=True)
-class Given:
-    """What every layout starts from: weights, a rollout, and its old statistics."""
-
-    path: Path
-    tied: bool
-    weights: dict[str, Tensor]
-    batch: TrainBatch
-    start: Rows  # statistics at the weights
-    old: Rows  # statistics at made-up older weights
-
-    @property
-    def overrides(self) -> tuple[str, ...]:
-        return (
-            f"model.restore_from_path={self.path}",
-            f"model.share_embeddings_and_output_weights={str(self.tied).lower()}",
-        )
+WORLD_SECONDS = 110
 
 
 @pytest.fixture(scope="session")
@@ -49,7 +29,7 @@ def given(worlds: Worlds, toy: ToyFolder) -> Callable[[bool], Given]:
             batch = synthetic_batch()
             path = toy.path / f"{'tied' if tied else 'untied'}.nemo"
             config = toy.config(f"model.share_embeddings_and_output_weights={str(tied).lower()}")
-            (start,) = worlds(1, stack="nemo").run(make_start, config, path, batch, timeout=100)
+            (start,) = worlds(1, stack="nemo").run(make_start, config, path, batch, timeout=WORLD_SECONDS)
             made[tied] = Given(
                 path=path,
                 tied=tied,
@@ -59,5 +39,24 @@ def given(worlds: Worlds, toy: ToyFolder) -> Callable[[bool], Given]:
                 old=disturbed(start.rows, batch.response_lengths),
             )
         return made[tied]
+
+    return get
+
+
+@pytest.fixture(scope="session")
+def run(worlds: Worlds, toy: ToyFolder, given: Callable[[bool], Given]) -> Callable[[str, bool], dict[str, Outcome]]:
+    """`run(layout, tied)`: the outcome of each job of `layout_jobs`; every layout works once."""
+    outcomes: dict[tuple[str, bool], dict[str, Outcome]] = {}
+
+    def get(layout: str, tied: bool) -> dict[str, Outcome]:
+        if (layout, tied) not in outcomes:
+            jobs = layout_jobs(toy, LAYOUTS[layout], given(tied))
+            world = worlds(LAYOUTS[layout].ranks, stack="nemo")
+            reports = world.run(perform, list(jobs.values()), timeout=WORLD_SECONDS)
+            outcomes[layout, tied] = {
+                name: merge(job, of_job)
+                for (name, job), of_job in zip(jobs.items(), zip(*reports, strict=True), strict=True)
+            }
+        return outcomes[layout, tied]
 
     return get

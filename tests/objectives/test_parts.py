@@ -119,6 +119,21 @@ def test_an_exploding_ratio_has_a_finite_loss_and_gradient(kind, expected):
     assert logprobs.grad.tolist() == [[0.0], [0.0], [0.0]]
 
 
+@pytest.mark.parametrize("gradient", ["full", "stop_gradient"])
+@pytest.mark.parametrize("kind", ["token", "sequence-geometric", "sequence-product", "none"])
+def test_an_empty_response_has_the_ratio_one(kind, gradient):
+    """Faults 10: its mean log-ratio is not 0 / 0; neither is that of a row of padding in between others."""
+    logprobs = torch.tensor([[math.nan, 1.0], [math.inf, 2.0], [0.5, -3.0]], dtype=torch.float64)
+    mask = torch.tensor([[False, False], [False, True], [False, False]])
+    zeros = torch.zeros(3, 2, dtype=torch.float64)
+    ratio = importance_ratio(
+        TokenBatch(logprobs, zeros, zeros, zeros, zeros, mask, zeros[:, 0]), kind, gradient
+    )
+    assert ratio.shape == (3, 2)
+    assert ratio[[0, 2]].tolist() == [[1.0, 1.0], [1.0, 1.0]]
+    assert ratio[1, 1].item() == pytest.approx(1.0 if kind == "none" else math.exp(2.0))
+
+
 def whole(mask: list[list[bool]]) -> TokenBatch:
     tensor = torch.tensor(mask)
     zeros = torch.zeros(tensor.shape, dtype=torch.float64)

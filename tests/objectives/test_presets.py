@@ -122,8 +122,10 @@ def lively_case() -> Case:
 )
 def test_every_option_is_live(name, option, value):
     """Faults 35: an option that is accepted and has no effect."""
-    before = run(build(name, preset(name)), lively_case())
-    after = run(build(name, preset(name) | {option: value}), lively_case())
+    # GRPO's KL is off in its preset, and its estimator matters where it is on.
+    options = preset(name) | ({"kl_coefficient": 0.04} if name == "grpo" else {})
+    before = run(build(name, options), lively_case())
+    after = run(build(name, options | {option: value}), lively_case())
     assert (
         not np.isclose(after.loss, before.loss, rtol=1e-9)
         or not np.allclose(after.logprob_gradient, before.logprob_gradient, rtol=1e-9, atol=1e-12)

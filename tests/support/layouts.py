@@ -1,15 +1,17 @@
 """The layouts that must agree, and what each makes of one and the same rollout."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from support.gather import whole
-from support.synthetic import Rows, stack_rows
+from support.synthetic import Rows, first_rows, stack_rows, with_lengths
 from support.toy import VOCABULARY, ToyFolder
-from support.updates import Job, Report
+from support.updates import Case, Job, Report, Updates
 from torch import Tensor
 
 from tepo_nemo.config.schema import Config
+from tepo_nemo.training.batch import TrainBatch
 
 
 @dataclass(frozen=True)
@@ -51,11 +53,31 @@ LAYOUTS = {
 
 
 @dataclass(frozen=True)
+class Given:
+    """What every layout starts from: weights, a rollout, and its old statistics."""
+
+    path: Path
+    tied: bool
+    weights: dict[str, Tensor]
+    batch: TrainBatch
+    start: Rows  # statistics at the weights
+    old: Rows  # statistics at made-up older weights
+
+    @property
+    def overrides(self) -> tuple[str, ...]:
+        return (
+            f"model.restore_from_path={self.path}",
+            f"model.share_embeddings_and_output_weights={str(self.tied).lower()}",
+        )
+
+
+@dataclass(frozen=True)
 class Outcome:
     """A job's answer, put together from all ranks."""
 
     losses: dict[str, float]  # of each case
     gradients: dict[str, dict[str, Tensor]]
+    layer_lengths: dict[str, list[int]]
     metrics: list[dict[str, dict[str, float]]]  # of each rank: of each case, and of each update as "update 0"...
     before: dict[str, Tensor]
     after: dict[str, Tensor]
@@ -66,6 +88,56 @@ class Outcome:
     def change(self) -> dict[str, Tensor]:
         """What the updates did to the weights."""
         return {name: self.after[name] - before for name, before in self.before.items()}
+
+
+# Of each optimizer, and of the whole of production mode. The gradient norms are above 2: all of them clip.
+CLIP = 0.5
+OPTIMIZERS = {
+    "sgd": ["trainer.optimizer.name=sgd", "trainer.optimizer.learning_rate=0.5"],
+    "adam": ["trainer.optimizer.name=adam", "trainer.optimizer.learning_rate=1e-3"],
+    "distributed_adam": ["trainer.optimizer.name=distributed_adam", "trainer.optimizer.learning_rate=1e-3"],
+}
+OPTIMIZERS["production"] = [*OPTIMIZERS["distributed_adam"], "model.precision=bf16", "model.megatron_amp_O2=true"]
+
+
+def layout_jobs(toy: ToyFolder, layout: Layout, given: Given) -> dict[str, Job]:
+    """What every layout is asked for, by optimizer: the updates, and losses at the starting weights."""
+    tepo = {"tepo": Case(given.batch, given.old, toy.config().algorithm)}
+    cases = {"sgd": loss_cases(toy, given), "adam": {}, "distributed_adam": tepo, "production": tepo}
+    return {
+        name: Job(
+            layout.config(toy, *given.overrides, *overrides, f"trainer.optimizer.gradient_clip={CLIP}"),
+            cases[name],
+            Updates(given.batch, given.old),
+        )
+        for name, overrides in OPTIMIZERS.items()
+    }
+
+
+def loss_cases(toy: ToyFolder, given: Given) -> dict[str, Case]:
+    """Losses at the starting weights. Those named "tepo, micro-batch ..." are one and the same loss."""
+    batch, old, tepo = given.batch, given.old, toy.config().algorithm
+    five, five_old = first_rows(batch, old, 5)
+    two, two_old = first_rows(with_lengths(batch, {0: 3, 1: 7}), old, 2)
+
+    def masked(rows: Iterable[int]) -> Case:
+        return Case(with_lengths(batch, dict.fromkeys(rows, 0)), old, tepo)
+
+    return {
+        **{f"tepo, micro-batch {size}": Case(batch, old, tepo, micro_batch_size=size) for size in (1, 2, 4, 16)},
+        "entropy bonus": Case(batch, old, toy.config("algorithm.entropy_bonus=0.01").algorithm),
+        "covariance": Case(batch, old, toy.config("algorithm.entropy_drop=covariance").algorithm),
+        "grpo_dapo": Case(batch, old, toy.config("algorithm=grpo_dapo").algorithm),
+        "at the old weights": Case(batch, None, tepo),
+        # A step that is not full: the second data-parallel rank has one response and three that are padding.
+        "five of eight": Case(five, five_old, tepo, micro_batch_size=2, responses_per_update=8),
+        # 3 and 7 tokens: a rank's or a micro-batch's own mean would weigh them alike.
+        "two responses": Case(two, two_old, tepo, micro_batch_size=1, responses_per_update=2),
+        # The last micro-batch, all that a second data-parallel rank has, and everything.
+        "last micro-batch masked": masked(range(12, 16)),
+        "second half masked": masked(range(8, 16)),
+        "all masked": masked(range(16)),
+    }
 
 
 def merge(job: Job, reports: Sequence[Report]) -> Outcome:
@@ -80,6 +152,7 @@ def merge(job: Job, reports: Sequence[Report]) -> Outcome:
     return Outcome(
         losses={name: taken.metrics["loss"] for name, taken in first.cases.items()},
         gradients={name: joined([report.cases[name].gradients for report in reports]) for name in first.cases},
+        layer_lengths={name: taken.layer_lengths for name, taken in first.cases.items()},
         metrics=[
             {name: taken.metrics for name, taken in report.cases.items()}
             | {f"update {number}": metrics for number, metrics in enumerate(report.metrics)}

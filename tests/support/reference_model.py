@@ -1,11 +1,11 @@
-"""The toy model and TEPO once more: float64, one response at a time, from the papers' formulas and global weights."""
+"""The toy model and the losses once more: float64, one response at a time, from the papers' formulas."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 import torch.nn.functional as F
-from support.synthetic import RESPONSES_PER_UPDATE, Rows
+from support.synthetic import Rows
 from torch import Tensor
 
 from tepo_nemo.training.batch import TrainBatch
@@ -71,31 +71,41 @@ def response_statistics(
     return log_p.gather(1, response[:, None]).squeeze(1), -(log_p.exp() * log_p).sum(-1)
 
 
-def tepo_loss(
-    weights: Mapping[str, Tensor],
-    batch: TrainBatch,
-    old: Rows,
-    *,
-    clip: float = 0.2,
-    kl_coefficient: float = 0.01,
-    entropy_bonus: float = 0.0,
-    temperature: float = 1.0,
+TokenTerms = Callable[[Tensor, Tensor, Tensor, Tensor, float], Tensor]
+"""(log-probs, entropies, old log-probs, old entropies, advantage) of a response -> its tokens' loss terms, [|o|]."""
+
+
+def token_mean_loss(
+    weights: Mapping[str, Tensor], batch: TrainBatch, old: Rows, terms: TokenTerms, temperature: float = 1.0
 ) -> Tensor:
-    """Equation 4 with k3, in the PPO form, over the first mini-batch; minimised."""
-    total, count = torch.zeros((), dtype=torch.float64), 0
-    for row in range(min(len(batch), RESPONSES_PER_UPDATE)):
-        length = int(batch.response_lengths[row])
-        if length == 0:
-            continue
-        logp, entropy = response_statistics(weights, batch, row, temperature)
-        log_ratio = logp - old.logprobs[row, :length]
-        advantage = float(batch.advantages[row])
-        ratio = log_ratio.mean().exp()
+    """The mean of the terms over all trained tokens of the batch."""
+    collected = []
+    for row, length in enumerate(batch.response_lengths.tolist()):
+        if length > 0:
+            logp, entropy = response_statistics(weights, batch, row, temperature)
+            of_old = old.logprobs[row, :length].double(), old.entropy[row, :length].double()
+            collected.append(terms(logp, entropy, *of_old, float(batch.advantages[row])))
+    return torch.cat(collected).mean()
+
+
+def tepo_terms(*, clip: float = 0.2, kl_coefficient: float = 0.01, entropy_bonus: float = 0.0) -> TokenTerms:
+    """Equation 4 in the PPO form, with k3 and an entropy bonus."""
+
+    def terms(logp: Tensor, entropy: Tensor, old_logp: Tensor, old_entropy: Tensor, advantage: float) -> Tensor:
+        d = logp - old_logp
+        ratio = d.mean().exp()
         surrogate = torch.minimum(ratio * advantage, ratio.clamp(1 - clip, 1 + clip) * advantage)
-        reinforced = (entropy.detach() < old.entropy[row, :length]) & (advantage > 0)
-        kl = (-log_ratio).exp() + log_ratio - 1
-        total = (
-            total + length * surrogate - kl_coefficient * kl[reinforced].sum() + entropy_bonus * entropy.sum()
-        )
-        count += length
-    return -total / count
+        masked = (entropy.detach() < old_entropy) & (advantage > 0)
+        return -surrogate + kl_coefficient * ((-d).exp() + d - 1) * masked - entropy_bonus * entropy
+
+    return terms
+
+
+def grpo_terms(*, clip: float = 0.2) -> TokenTerms:
+    """The PPO loss on token ratios; its dual clip of 10 is never reached here."""
+
+    def terms(logp: Tensor, entropy: Tensor, old_logp: Tensor, old_entropy: Tensor, advantage: float) -> Tensor:
+        ratio = (logp - old_logp).exp()
+        return torch.maximum(-ratio * advantage, -ratio.clamp(1 - clip, 1 + clip) * advantage)
+
+    return terms

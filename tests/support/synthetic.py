@@ -27,6 +27,10 @@ class Rows:
     entropy: Tensor
 
 
+# Log-probs and entropies of a rank's responses, by row of the batch.
+Found = dict[int, tuple[Tensor, Tensor]]
+
+
 def synthetic_batch() -> TrainBatch:
     """Prompts of 2 to 9 tokens, responses of 1 to 12, advantages of both signs, a group of zeros, and a response
     that is not trained on."""
@@ -83,6 +87,14 @@ def first_rows(batch: TrainBatch, old: Rows | None, count: int) -> tuple[TrainBa
     return part, None if old is None else Rows(old.logprobs[:count], old.entropy[:count])
 
 
+def with_lengths(batch: TrainBatch, lengths: dict[int, int]) -> TrainBatch:
+    """Some responses shorter, or of length 0: not trained on."""
+    changed = batch.response_lengths.clone()
+    for row, length in lengths.items():
+        changed[row] = length
+    return replace(batch, response_lengths=changed)
+
+
 def mini_batches_of(
     policy: "MegatronPolicy",
     batch: TrainBatch,
@@ -121,9 +133,9 @@ def _place(rows: Rows, micro: MicroBatch) -> TokenStatistics:
 
 def to_rows(
     mini_batches: Sequence[MiniBatch], statistics: Sequence[Sequence[TokenStatistics]]
-) -> dict[int, tuple[Tensor, Tensor]]:
-    """Log-probs and entropies of this rank's responses by row of the batch: the way back of `_place`."""
-    found = {}
+) -> Found:
+    """What statistics say of this rank's responses: the way back of `_place`."""
+    found: Found = {}
     for mini, of_mini in zip(mini_batches, statistics, strict=True):
         for micro, values in zip(mini.micro_batches, of_mini, strict=True):
             for index, row in enumerate(micro.rows.tolist()):
@@ -132,7 +144,7 @@ def to_rows(
     return found
 
 
-def stack_rows(of_ranks: Sequence[dict[int, tuple[Tensor, Tensor]]], rows: int) -> Rows:
+def stack_rows(of_ranks: Sequence[Found], rows: int) -> Rows:
     """Put together what `to_rows` found on each rank; rows that none has stay 0."""
     stacked = torch.zeros(2, rows, LONGEST_RESPONSE)
     for found in of_ranks:

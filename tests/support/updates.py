@@ -3,21 +3,24 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from support.gather import Part, own_gradients, own_weights
-from support.synthetic import RESPONSES_PER_UPDATE, Rows, mini_batches_of, stack_rows, to_rows
+from support.synthetic import RESPONSES_PER_UPDATE, Found, Rows, mini_batches_of, stack_rows, to_rows
 from support.toy import build_objective, build_policy
 
 from tepo_nemo.config.schema import AlgorithmConfig, Config
-from tepo_nemo.training.batch import TrainBatch
+from tepo_nemo.training.batch import MiniBatch, TrainBatch
+
+if TYPE_CHECKING:  # the ranks alone have the stack
+    from tepo_nemo.nemo.build import Host
+    from tepo_nemo.nemo.policy import MegatronPolicy
 
 
 class Start(NamedTuple):
     """A saved model, and what it makes of a rollout."""
 
-    path: Path
     weights: Part
     rows: Rows
 
@@ -31,11 +34,16 @@ def make_start(rank: int, world_size: int, config: Config, path: Path, batch: Tr
             if parameter.dim() == 1:
                 parameter.add_(0.2 * torch.randn(parameter.shape, generator=random))
     policy.save(path)
+    found = statistics_of(policy, batch, micro_batch_size=len(batch))
+    return Start(own_weights(host), stack_rows([found], len(batch)))
+
+
+def statistics_of(policy: "MegatronPolicy", batch: TrainBatch, *, micro_batch_size: int) -> Found:
+    """Statistics of this rank's responses, the batch taken as one mini-batch."""
     mini_batches = mini_batches_of(
-        policy, batch, None, responses_per_update=len(batch), micro_batch_size=len(batch)
+        policy, batch, None, responses_per_update=len(batch), micro_batch_size=micro_batch_size
     )
-    rows = to_rows(mini_batches, policy.get_token_statistics(mini_batches))
-    return Start(path, own_weights(host), stack_rows([rows], len(batch)))
+    return to_rows(mini_batches, policy.get_token_statistics(mini_batches))
 
 
 @dataclass(frozen=True)
@@ -51,10 +59,10 @@ class Case:
 
 @dataclass(frozen=True)
 class Updates:
-    """Three updates on the three mini-batches of a rollout."""
+    """An update on each mini-batch of a rollout."""
 
     batch: TrainBatch
-    old: Rows
+    old: Rows | None
     micro_batch_size: int = 4
 
 
@@ -64,15 +72,15 @@ class Job:
 
     config: Config
     cases: Mapping[str, Case]
-    updates: Updates | None
+    updates: Updates | None = None
 
 
-@dataclass(frozen=True)
-class Taken:
-    """A loss with its metrics (after `reduce_metrics`) and this rank's gradients."""
+class Taken(NamedTuple):
+    """A loss with its metrics (after `reduce_metrics`), this rank's gradients, and what the first layer saw."""
 
     metrics: dict[str, float]
     gradients: Part
+    layer_lengths: list[int]  # sequence length of each of its forward passes
 
 
 @dataclass
@@ -84,61 +92,72 @@ class Report:
     after: Part | None = None
     metrics: list[dict[str, float]] = field(default_factory=list)  # an entry an update
     grad_norms: list[float] = field(default_factory=list)
-    statistics: list[dict[int, tuple[torch.Tensor, torch.Tensor]]] = field(
-        default_factory=list
-    )  # just before each update
+    statistics: list[Found] = field(default_factory=list)  # just before each update, of its responses
 
 
 def perform(rank: int, world_size: int, jobs: Sequence[Job]) -> list[Report]:
-    """Run in ranks. Jobs are of one layout; each has a host of its own."""
-    return [_perform(job) for job in jobs]
+    """Run in all ranks of a layout. Each job has a host of its own."""
+    reports = []
+    for job in jobs:
+        host, policy = build_policy(job.config)
+        policy.prepare_for_training()
+        report = Report({name: take_case(host, policy, case) for name, case in job.cases.items()})
+        if job.updates is not None:
+            _update(host, policy, job, report)
+        reports.append(report)
+    return reports
 
 
-def _perform(job: Job) -> Report:
+def take_case(host: "Host", policy: "MegatronPolicy", case: Case) -> Taken:
+    """Forward and backward, as the trainer does it."""
+    mini_batch = _mini_batches(policy, case, case.responses_per_update)[0]
+    lengths: list[int] = []
+    layer = host.actor.get_model_module_list()[0].decoder.layers[0]
+    hook = layer.register_forward_pre_hook(
+        lambda module, args, kwargs: lengths.append(len(kwargs.get("hidden_states", args[0] if args else None))),
+        with_kwargs=True,
+    )
+    metrics = _take(host, policy, mini_batch, case.algorithm)
+    hook.remove()
+    return Taken(metrics, own_gradients(host), lengths)
+
+
+def _mini_batches(policy: "MegatronPolicy", asked: Case | Updates, responses_per_update: int) -> list[MiniBatch]:
+    from tepo_nemo.training.statistics import with_old_statistics
+
+    mini_batches = mini_batches_of(
+        policy,
+        asked.batch,
+        asked.old,
+        responses_per_update=responses_per_update,
+        micro_batch_size=asked.micro_batch_size,
+    )
+    return with_old_statistics(policy, mini_batches) if asked.old is None else mini_batches
+
+
+def _take(
+    host: "Host", policy: "MegatronPolicy", mini_batch: MiniBatch, algorithm: AlgorithmConfig
+) -> dict[str, float]:
     from tepo_nemo.objectives.contract import Mean
-    from tepo_nemo.training.statistics import with_minibatch_statistics, with_old_statistics
+    from tepo_nemo.training.statistics import with_minibatch_statistics
 
-    host, policy = build_policy(job.config)
-    report = Report()
+    host.actor.objective = build_objective(algorithm)
+    if host.actor.objective.needs_minibatch_statistics:
+        mini_batch = with_minibatch_statistics(policy, mini_batch)
+    policy.prepare_for_training_step()
+    loss, metrics = policy.get_loss_and_metrics(mini_batch, forward_only=False)
+    policy.finish_training_step()
+    if loss is not None:
+        metrics["loss"] = Mean(loss, loss.new_full((), 1 / policy.data_parallel_size))
+    return policy.reduce_metrics(metrics)
 
-    def take(mini_batch, objective) -> dict[str, float]:
-        host.actor.objective = objective
-        if objective.needs_minibatch_statistics:
-            mini_batch = with_minibatch_statistics(policy, mini_batch)
-        policy.prepare_for_training_step()
-        loss, metrics = policy.get_loss_and_metrics(mini_batch, forward_only=False)
-        policy.finish_training_step()
-        if loss is not None:
-            metrics["loss"] = Mean(loss, loss.new_full((), 1 / policy.data_parallel_size))
-        return policy.reduce_metrics(metrics)
 
-    policy.prepare_for_training()
-    for name, case in job.cases.items():
-        mini_batches = mini_batches_of(
-            policy,
-            case.batch,
-            case.old,
-            responses_per_update=case.responses_per_update,
-            micro_batch_size=case.micro_batch_size,
-        )
-        if case.old is None:
-            mini_batches = with_old_statistics(policy, mini_batches)
-        metrics = take(mini_batches[0], build_objective(case.algorithm))
-        report.cases[name] = Taken(metrics, own_gradients(host))
-    if job.updates is not None:
-        report.before = own_weights(host)
-        mini_batches = mini_batches_of(
-            policy,
-            job.updates.batch,
-            job.updates.old,
-            responses_per_update=RESPONSES_PER_UPDATE,
-            micro_batch_size=job.updates.micro_batch_size,
-        )
-        for mini_batch in mini_batches:
-            report.statistics.append(to_rows([mini_batch], policy.get_token_statistics([mini_batch])))
-            report.metrics.append(take(mini_batch, build_objective(job.config.algorithm)))
-            result = policy.optimizer_step(job.config.trainer.optimizer.learning_rate)
-            assert not result.skipped
-            report.grad_norms.append(result.grad_norm)
-        report.after = own_weights(host)
-    return report
+def _update(host: "Host", policy: "MegatronPolicy", job: Job, report: Report) -> None:
+    report.before = own_weights(host)
+    for mini_batch in _mini_batches(policy, job.updates, RESPONSES_PER_UPDATE):
+        report.statistics.append(to_rows([mini_batch], policy.get_token_statistics([mini_batch])))
+        report.metrics.append(_take(host, policy, mini_batch, job.config.algorithm))
+        result = policy.optimizer_step(job.config.trainer.optimizer.learning_rate)
+        assert not result.skipped
+        report.grad_norms.append(result.grad_norm)
+    report.after = own_weights(host)

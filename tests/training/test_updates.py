@@ -9,7 +9,7 @@ from support.torch_policy import VOCAB_SIZE, TinyLM, TorchPolicy
 
 from tepo_nemo.reward.result import RewardResult
 
-TEMPERATURE, LEARNING_RATE, BETA, CLIP = 0.7, 0.7, 0.4, 0.2
+TEMPERATURE, LEARNING_RATE, BETA, CLIP = 0.7, 0.3, 0.4, 0.2
 
 
 # --- the formula ---------------------------------------------------------------------------------
@@ -53,7 +53,7 @@ def reference_loss(model, rows, old):
         gain = torch.minimum(w * advantage, w.clamp(1 - CLIP, 1 + CLIP) * advantage)
         penalised = (entropy < old_entropy) & (advantage > 0)
         loss = loss - len(response) * gain + BETA * ((-d).exp() + d - 1)[penalised].sum()
-    return loss / sum(len(response) for _, response, _ in rows)
+    return loss / max(1, sum(len(response) for _, response, _ in rows))
 
 
 def reference_step(model, kept, responses_per_update):
@@ -65,7 +65,8 @@ def reference_step(model, kept, responses_per_update):
     for start in range(0, len(rows), responses_per_update):
         numbers = [n for n in range(start, start + responses_per_update) if rows[n] is not None]
         loss = reference_loss(model, [rows[n] for n in numbers], [old[n] for n in numbers])
-        gradients = torch.autograd.grad(loss, list(model.parameters()))
+        loss = loss + 0 * model.head.sum()  # nothing to train on: no loss and no gradient
+        gradients = torch.autograd.grad(loss, list(model.parameters()), materialize_grads=True)
         with torch.no_grad():
             for parameter, gradient in zip(model.parameters(), gradients, strict=True):
                 parameter -= LEARNING_RATE * gradient
@@ -92,7 +93,7 @@ def test_losses_gradient_norms_and_weights_are_those_of_the_formula(updates):  #
     assert failed > 0  # responses without a verdict are there
     if updates > 1:  # and so are clipped responses and penalised tokens
         assert sum(row["ratio/clip_fraction"] for row in run.recording.metrics) > 0
-        assert sum(row["kl/masked_mean"] for row in run.recording.metrics) > 1e-3
+        assert max(row["kl/masked_mean"] for row in run.recording.metrics) > 1e-3
 
 
 # --- splits --------------------------------------------------------------------------------------
@@ -110,6 +111,11 @@ def some_broken(prompt, response_text, gold, metadata):
     return RewardResult(float(gold in response_text), "error" if broken else "ok")
 
 
+def one_prompt(prompt, response_text, gold, metadata):
+    """One prompt of six has spread: of 4 groups wanted, 2 are found, and half of the mini-batch is padding."""
+    return RewardResult(float(gold in response_text and prompt == "1"), "ok")
+
+
 CASES = {
     "tepo": dict(objective=dict(preset="tepo", kl_coefficient=BETA)),
     "grpo": dict(objective=dict(preset="grpo_dapo")),
@@ -119,7 +125,7 @@ CASES = {
     "covariance": dict(
         objective=dict(preset="tepo", entropy_drop="covariance", kl_coefficient=BETA), learning_rate=1.0
     ),
-    "partly filled": dict(objective=dict(preset="tepo"), dynamic_sampling=True, prompts_per_step=6, updates_per_rollout=3),
+    "partly filled": dict(objective=dict(preset="tepo"), reward=one_prompt, updates_per_rollout=1, dynamic_sampling=True),
     "rank without tokens": dict(objective=dict(preset="tepo"), reward=some_broken, updates_per_rollout=2),
 }
 
@@ -165,5 +171,5 @@ def test_data_parallel_ranks_do_not_change_the_run(worlds):  # faults 7, 9, 24, 
             assert_same(outcomes[case], expected)
         shares = list(zip(*(outcomes[case][2] for outcomes in ranks), strict=True))
         assert [sum(share) for share in shares] == expected[2]
-        if case[0] == "rank without tokens":
+        if case[0] in ("rank without tokens", "partly filled"):
             assert any(min(share) == 0 < max(share) for share in shares)
