@@ -21,7 +21,7 @@ class EvaluationSet:
 
 
 def average_at_k(scored: ScoredBatch) -> float:
-    """Mean over problems of the mean reward of their k answers; an answer that could not be graded counts 0."""
+    """Mean over problems of the mean reward of their k answers; one that could not be graded counts 0."""
     return float((scored.rewards * scored.valid).mean())
 
 
@@ -35,8 +35,8 @@ def evaluate(
 ) -> ScoredBatch:
     """Answer and grade every problem of a set.
 
-    The noise depends on the seed, the set and the problem alone, so that two policies (or one before and after
-    training) are compared under common random numbers.
+    The noise depends on the seed, the set and the problem alone, so that two policies (or one before and
+    after training) are compared under common random numbers.
     """
     rollouts = generate(
         infer,

@@ -21,8 +21,8 @@ def generate(
 ) -> RolloutBatch:
     """`samples` responses to each prompt; a prompt's responses stand together.
 
-    A prompt that comes twice (a small data set, the edge of an epoch) is two groups, and is answered with other
-    noise the second time.
+    A prompt that comes twice (a small data set, the edge of an epoch) is two groups, and is answered with
+    other noise the second time.
 
     Args:
         infer: generates a whole request, the same on every rank.

@@ -39,7 +39,7 @@ class TokenStatistics(NamedTuple):
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """Whole responses that go through the model at once, already shifted: position l predicts `targets[:, l]`."""
+    """Whole responses that pass the model at once, already shifted: position l predicts `targets[:, l]`."""
 
     inputs: Tensor  # [S, L] int64
     targets: Tensor  # [S, L] int64, the next token of each input

@@ -103,7 +103,7 @@ class StepCollector:
 
 
 def whole_mini_batches(scored: ScoredBatch, prompts_per_update: int) -> ScoredBatch:
-    """The groups of a partly filled step that fill whole mini-batches; fewer than one mini-batch stay as they are."""
+    """The groups that fill whole mini-batches; of a step with less than one mini-batch, all there are."""
     groups = len(scored.rollouts.prompts)
     usable = max(groups // prompts_per_update * prompts_per_update, min(groups, prompts_per_update))
     return scored if usable == groups else scored.select_groups(range(usable))

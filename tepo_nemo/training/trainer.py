@@ -85,7 +85,7 @@ class Trainer:
             last = self.step == settings.max_steps
             if settings.eval_interval and self.step % settings.eval_interval == 0 and not last:
                 metrics |= self._evaluate()
-            # Recorded before it is saved: a run that resumes from a checkpoint finds all of its steps recorded.
+            # Recorded before it is saved: a run that resumes from a checkpoint finds its steps recorded.
             self._recorder.step(self.step, metrics, kept, advantages)
             if last or (settings.save_interval and self.step % settings.save_interval == 0):
                 self.save()

@@ -19,7 +19,9 @@ def test_average_at_k_is_the_mean_over_problems_of_their_mean():
     assert average_at_k(make_scored(rows)) == pytest.approx((2 / 4 + 4 / 4 + 1 / 4) / 3)
 
 
-@pytest.mark.parametrize("rewards, score", [([1.0, None], 0.5), ([None, None], 0.0), ([0.5, 1.0], 0.75), ([0.0, 0.0], 0.0)])
+@pytest.mark.parametrize(
+    "rewards, score", [([1.0, None], 0.5), ([None, None], 0.0), ([0.5, 1.0], 0.75), ([0.0, 0.0], 0.0)]
+)
 def test_an_answer_that_could_not_be_graded_counts_as_wrong(rewards, score):
     """It stays in the denominator, unlike in training."""
     assert average_at_k(make_scored([Response(0, reward) for reward in rewards])) == score
@@ -46,7 +48,13 @@ class Host:
 def ask(prompts, *, name="test", seed=5, samples=2, temperature=0.6):
     host = Host()
     grader = Grader(host, letter_reward, lambda tokens: "")
-    evaluate(host.infer, grader, EvaluationSet(name, prompts, samples, temperature), seed=seed, max_response_length=9)
+    evaluate(
+        host.infer,
+        grader,
+        EvaluationSet(name, prompts, samples, temperature),
+        seed=seed,
+        max_response_length=9,
+    )
     (request,) = host.requests
     keys = row_keys(request.seed, request.prompt_keys, request.sample_indices, torch.device("cpu")).tolist()
     return request, keys
@@ -72,7 +80,11 @@ def score(policy, **changes):
     settings = dict(name="letters", prompts=PROMPTS, samples=8, temperature=0.6) | changes
     policy.prepare_for_inference()
     scored = evaluate(
-        policy.infer, Grader(policy, letter_reward, spell), EvaluationSet(**settings), seed=1, max_response_length=5
+        policy.infer,
+        Grader(policy, letter_reward, spell),
+        EvaluationSet(**settings),
+        seed=1,
+        max_response_length=5,
     )
     policy.finish_inference()
     return scored

@@ -1,6 +1,7 @@
 """What the tests of the host share: a toy model, saved once, and what each layout makes of one rollout."""
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 from support.gather import whole
@@ -13,6 +14,26 @@ from support.worlds import Worlds
 WORLD_SECONDS = 110
 
 
+def once(function: Callable[..., Any]) -> Callable[..., Any]:
+    """`function`, but working once for the same arguments; what it returned or raised then, it does again.
+
+    A layout that fails or hangs does so for many tests, and must not take its time for each.
+    """
+    results: dict[tuple, Any] = {}
+
+    def call(*arguments: Any) -> Any:
+        if arguments not in results:
+            try:
+                results[arguments] = function(*arguments)
+            except Exception as error:
+                results[arguments] = error
+        if isinstance(results[arguments], Exception):
+            raise results[arguments]
+        return results[arguments]
+
+    return call
+
+
 @pytest.fixture(scope="session")
 def toy(worlds: Worlds, tmp_path_factory: pytest.TempPathFactory) -> ToyFolder:
     (folder,) = worlds(1, stack="nemo").run(make_toy_folder, tmp_path_factory.mktemp("toy"))
@@ -22,41 +43,35 @@ def toy(worlds: Worlds, tmp_path_factory: pytest.TempPathFactory) -> ToyFolder:
 @pytest.fixture(scope="session")
 def given(worlds: Worlds, toy: ToyFolder) -> Callable[[bool], Given]:
     """`given(tied)`: one `.nemo`, saved once at TP1, for all tests of the session."""
-    made: dict[bool, Given] = {}
 
-    def get(tied: bool) -> Given:
-        if tied not in made:
-            batch = synthetic_batch()
-            path = toy.path / f"{'tied' if tied else 'untied'}.nemo"
-            config = toy.config(f"model.share_embeddings_and_output_weights={str(tied).lower()}")
-            (start,) = worlds(1, stack="nemo").run(make_start, config, path, batch, timeout=WORLD_SECONDS)
-            made[tied] = Given(
-                path=path,
-                tied=tied,
-                weights=whole([start.weights], vocabulary=VOCABULARY, tied=tied),
-                batch=batch,
-                start=start.rows,
-                old=disturbed(start.rows, batch.response_lengths),
-            )
-        return made[tied]
+    def make(tied: bool) -> Given:
+        batch = synthetic_batch()
+        path = toy.path / f"{'tied' if tied else 'untied'}.nemo"
+        config = toy.config(f"model.share_embeddings_and_output_weights={str(tied).lower()}")
+        (start,) = worlds(1, stack="nemo").run(make_start, config, path, batch, timeout=WORLD_SECONDS)
+        return Given(
+            path=path,
+            tied=tied,
+            weights=whole([start.weights], vocabulary=VOCABULARY, tied=tied),
+            batch=batch,
+            start=start.rows,
+            old=disturbed(start.rows, batch.response_lengths),
+        )
 
-    return get
+    return once(make)
 
 
 @pytest.fixture(scope="session")
 def run(worlds: Worlds, toy: ToyFolder, given: Callable[[bool], Given]) -> Callable[[str, bool], dict[str, Outcome]]:
     """`run(layout, tied)`: the outcome of each job of `layout_jobs`; every layout works once."""
-    outcomes: dict[tuple[str, bool], dict[str, Outcome]] = {}
 
-    def get(layout: str, tied: bool) -> dict[str, Outcome]:
-        if (layout, tied) not in outcomes:
-            jobs = layout_jobs(toy, LAYOUTS[layout], given(tied))
-            world = worlds(LAYOUTS[layout].ranks, stack="nemo")
-            reports = world.run(perform, list(jobs.values()), timeout=WORLD_SECONDS)
-            outcomes[layout, tied] = {
-                name: merge(job, of_job)
-                for (name, job), of_job in zip(jobs.items(), zip(*reports, strict=True), strict=True)
-            }
-        return outcomes[layout, tied]
+    def work(layout: str, tied: bool) -> dict[str, Outcome]:
+        jobs = layout_jobs(toy, LAYOUTS[layout], given(tied))
+        world = worlds(LAYOUTS[layout].ranks, stack="nemo")
+        reports = world.run(perform, list(jobs.values()), timeout=WORLD_SECONDS)
+        return {
+            name: merge(job, of_job)
+            for (name, job), of_job in zip(jobs.items(), zip(*reports, strict=True), strict=True)
+        }
 
-    return get
+    return once(work)

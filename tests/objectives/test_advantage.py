@@ -96,6 +96,14 @@ def test_a_tiny_spread_of_the_others_does_not_explode():
     assert advantages([0.35] * 7 + [0.05]) == pytest.approx(expected, rel=1e-5)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_statistics_are_taken_in_float64(dtype):
+    """Faults 2: eight rewards around 2**24; their sum in float32 would be off by more than their spread."""
+    base = float(2**24)
+    rewards = [base, base - 1, base - 1, base - 1, base - 1, base - 1, base - 1, base - 1]
+    assert advantages(rewards, estimator="mean", dtype=dtype) == [0.875] + [-0.125] * 7
+
+
 def test_groups_of_uneven_size_do_not_share_a_baseline():
     """Faults 4: groups of 4, 3 and 4; the three rewards of 5.0 are one group and must be 0."""
     rewards = [1, 0, 0, 0, 5, 5, 5, 0, 1, 1, 1]

@@ -34,7 +34,7 @@ def signed(value: int) -> int:
 
 
 def test_mix64_gives_the_published_stream_of_splitmix64():
-    """The n-th output of the generator of seed s is mix(s + n * golden); the values are those of seed 1234567."""
+    """Output n of the generator with seed s is mix(s + n * golden); the values are those of seed 1234567."""
     published = [
         6457827717110365317,
         3203168211198807973,

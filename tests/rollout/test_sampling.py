@@ -24,7 +24,7 @@ def draw(logits, keys, positions=0, *, temperature=1.0, vocab_size=None):
 
 
 def assert_distributed(counts, probabilities):
-    """Chi-square, four standard deviations above its mean: a fixed set of draws, so this passes always or never."""
+    """Chi-square, four standard deviations above its mean. The draws are fixed: always or never."""
     expected = counts.sum() * probabilities
     freedom = counts.numel() - 1
     assert ((counts - expected) ** 2 / expected).sum() < freedom + 4 * math.sqrt(2 * freedom)

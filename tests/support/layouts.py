@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from support.gather import whole
-from support.synthetic import Rows, first_rows, stack_rows, with_lengths
+from support.synthetic import RESPONSES_PER_UPDATE, Rows, first_rows, stack_rows, with_lengths
 from support.toy import VOCABULARY, ToyFolder
 from support.updates import Case, Job, Report, Updates
 from torch import Tensor
@@ -64,7 +64,13 @@ class Given:
     old: Rows  # statistics at made-up older weights
 
     @property
+    def weights_in_float64(self) -> dict[str, Tensor]:
+        """Copies to differentiate by."""
+        return {name: value.double().requires_grad_() for name, value in self.weights.items()}
+
+    @property
     def overrides(self) -> tuple[str, ...]:
+        """What makes a configuration start from these weights."""
         return (
             f"model.restore_from_path={self.path}",
             f"model.share_embeddings_and_output_weights={str(self.tied).lower()}",
@@ -103,7 +109,7 @@ OPTIMIZERS["production"] = [*OPTIMIZERS["distributed_adam"], "model.precision=bf
 def layout_jobs(toy: ToyFolder, layout: Layout, given: Given) -> dict[str, Job]:
     """What every layout is asked for, by optimizer: the updates, and losses at the starting weights."""
     tepo = {"tepo": Case(given.batch, given.old, toy.config().algorithm)}
-    cases = {"sgd": loss_cases(toy, given), "adam": {}, "distributed_adam": tepo, "production": tepo}
+    cases = {"sgd": loss_cases(toy, layout, given), "adam": {}, "distributed_adam": tepo, "production": tepo}
     return {
         name: Job(
             layout.config(toy, *given.overrides, *overrides, f"trainer.optimizer.gradient_clip={CLIP}"),
@@ -114,8 +120,9 @@ def layout_jobs(toy: ToyFolder, layout: Layout, given: Given) -> dict[str, Job]:
     }
 
 
-def loss_cases(toy: ToyFolder, given: Given) -> dict[str, Case]:
+def loss_cases(toy: ToyFolder, layout: Layout, given: Given) -> dict[str, Case]:
     """Losses at the starting weights. Those named "tepo, micro-batch ..." are one and the same loss."""
+    in_one = RESPONSES_PER_UPDATE // layout.data
     batch, old, tepo = given.batch, given.old, toy.config().algorithm
     five, five_old = first_rows(batch, old, 5)
     two, two_old = first_rows(with_lengths(batch, {0: 3, 1: 7}), old, 2)
@@ -124,7 +131,8 @@ def loss_cases(toy: ToyFolder, given: Given) -> dict[str, Case]:
         return Case(with_lengths(batch, dict.fromkeys(rows, 0)), old, tepo)
 
     return {
-        **{f"tepo, micro-batch {size}": Case(batch, old, tepo, micro_batch_size=size) for size in (1, 2, 4, 16)},
+        **{f"tepo, micro-batch {size}": Case(batch, old, tepo, micro_batch_size=size) for size in (1, 2, 4)},
+        "tepo, micro-batch of all": Case(batch, old, tepo, micro_batch_size=in_one),
         "entropy bonus": Case(batch, old, toy.config("algorithm.entropy_bonus=0.01").algorithm),
         "covariance": Case(batch, old, toy.config("algorithm.entropy_drop=covariance").algorithm),
         "grpo_dapo": Case(batch, old, toy.config("algorithm=grpo_dapo").algorithm),

@@ -1,4 +1,4 @@
-"""Rollouts and scores made by hand. Every token of every response has an id of its own, so that none can be mixed up."""
+"""Rollouts and scores made by hand. Every token has an id of its own, so that none can be mixed up."""
 
 from collections.abc import Sequence
 from typing import NamedTuple

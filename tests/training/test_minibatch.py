@@ -174,7 +174,7 @@ def test_whole_mini_batches_are_not_padded():
 
 @pytest.mark.parametrize("update, micro, ranks", [(6, 1, 4), (6, 4, 1), (12, 4, 2), (5, 1, 1), (8, 1, 1)])
 def test_arithmetic_that_leaves_a_rest_is_refused(update, micro, ranks):  # faults 24, 25
-    """Nothing may be dropped in silence: 12 responses that do not divide into equal micro-batches of all ranks."""
+    """Nothing is dropped silently: 12 responses that do not divide into equal micro-batches of all ranks."""
     batch = make_batch([([1], [2])] * 12)
     with pytest.raises(AssertionError):
         build(batch, update=update, micro=micro, ranks=ranks)

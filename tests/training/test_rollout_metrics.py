@@ -54,7 +54,7 @@ def test_a_verifier_that_fails_on_everything():
 
 
 def gap_and_padding(scored, *, update, micro, multiple=1, ranks=1, offset=0.0):
-    """Both means with old log-probs that exceed the sampler's by `offset` on trained tokens, and are junk elsewhere."""
+    """Both means, with old log-probs `offset` above the sampler's on trained tokens and junk elsewhere."""
     sums = {}
     for rank in range(ranks):
         mini_batches = build_mini_batches(

@@ -10,7 +10,6 @@ from support.torch_policy import TorchPolicy
 from tepo_nemo.training.timers import PhaseTimers
 
 
-
 @pytest.mark.parametrize(
     "warmup, factors", [(0, [1, 1, 1, 1]), (1, [1 / 2, 1, 1, 1]), (3, [1 / 4, 2 / 4, 3 / 4, 1])]
 )
@@ -72,7 +71,9 @@ def test_evaluations_are_told_with_their_step_and_not_at_the_last(steps, interva
 
 def told(metrics):
     """Every digit of the metrics, seconds apart; as text, in which NaN equals NaN."""
-    return [repr({key: value for key, value in row.items() if not key.startswith("time/")}) for row in metrics]
+    return [
+        repr({key: value for key, value in row.items() if not key.startswith("time/")}) for row in metrics
+    ]
 
 
 @pytest.mark.parametrize("stop", [0, 1, 2, 3])

@@ -32,7 +32,6 @@ class Poisoned(TorchPolicy):
         return result
 
 
-
 @pytest.mark.parametrize("value", [0.0, 1.0])
 def test_a_step_without_spread_is_skipped_and_told(value):  # faults 29
     policy = TorchPolicy(make_objective(), momentum=0.9)

@@ -15,7 +15,7 @@ def load(weights):
 
 
 def trained_values(weights, mini_batch):
-    """(row, advantage, log-prob under the given weights) of every trained token of this rank's micro-batches."""
+    """(row, advantage, log-prob under the given weights) of each trained token of this rank."""
     model, values = load(weights), []
     for micro in mini_batch.micro_batches:
         with torch.no_grad():
@@ -30,9 +30,7 @@ def trained_values(weights, mini_batch):
 
 def watched(rank, world_size, drop):
     """Per update: this rank's trained values and the statistics that the objective was given."""
-    policy = WatchedPolicy(
-        make_objective(entropy_drop=drop), temperature=TEMPERATURE, group=world_group()
-    )
+    policy = WatchedPolicy(make_objective(entropy_drop=drop), temperature=TEMPERATURE, group=world_group())
     make_run(policy, max_steps=2, micro_batch_size=1).trainer.fit()
     updates = []
     for before, mini_batch, means in policy.updates:
@@ -43,7 +41,7 @@ def watched(rank, world_size, drop):
 
 
 def check(ranks):
-    """Means over the trained tokens of all ranks, under the weights before each update and not the old ones."""
+    """Means over the trained tokens of all ranks, under the weights before each update, not the old ones."""
     assert len(ranks[0]) == 4
     for updates in zip(*ranks, strict=True):
         values = [value for own, _, _ in updates for value in own]

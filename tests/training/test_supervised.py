@@ -9,7 +9,7 @@ from tepo_nemo.data.order import PromptOrder
 from tepo_nemo.objectives import registry
 from tepo_nemo.training.supervised import train_supervised
 
-ANSWERS = [respell(answer) + [STOP] for answer in ("a", "ba", "c12b", "", "21", "aaaab")]
+ANSWERS = [[*respell(answer), STOP] for answer in ("a", "ba", "c12b", "", "21", "aaaab")]
 SEED, BATCH, LEARNING_RATE = 3, 4, 0.8
 
 

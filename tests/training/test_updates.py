@@ -32,8 +32,10 @@ def reference_advantage(rewards, reward):
 
 
 def reference_rows(kept):
-    """(prompt, response, advantage) of a step's responses in order, None for those that could not be graded."""
-    results = list(zip(kept.rollouts.groups.tolist(), kept.rewards.tolist(), kept.valid.tolist(), strict=True))
+    """(prompt, response, advantage) of a step's responses in order; None where grading failed."""
+    results = list(
+        zip(kept.rollouts.groups.tolist(), kept.rewards.tolist(), kept.valid.tolist(), strict=True)
+    )
     generation = kept.rollouts.generation
     for (group, reward, valid), tokens, length in zip(
         results, generation.tokens.tolist(), generation.lengths.tolist(), strict=True
@@ -112,7 +114,7 @@ def some_broken(prompt, response_text, gold, metadata):
 
 
 def one_prompt(prompt, response_text, gold, metadata):
-    """One prompt of six has spread: of 4 groups wanted, 2 are found, and half of the mini-batch is padding."""
+    """One prompt of six has spread: of 4 groups, 2 are found, and half of the mini-batch is padding."""
     return RewardResult(float(gold in response_text and prompt == "1"), "ok")
 
 
@@ -125,16 +127,20 @@ CASES = {
     "covariance": dict(
         objective=dict(preset="tepo", entropy_drop="covariance", kl_coefficient=BETA), learning_rate=1.0
     ),
-    "partly filled": dict(objective=dict(preset="tepo"), reward=one_prompt, updates_per_rollout=1, dynamic_sampling=True),
+    "partly filled": dict(
+        objective=dict(preset="tepo"), reward=one_prompt, updates_per_rollout=1, dynamic_sampling=True
+    ),
     "rank without tokens": dict(objective=dict(preset="tepo"), reward=some_broken, updates_per_rollout=2),
 }
 
 
 def outcome(rank, world_size, name, micro_batch_size, multiple):
-    """Weights, metrics, and this rank's tokens of each update; a group of 4 is split over ranks and micro-batches."""
+    """Weights, metrics, and this rank's tokens of each update; micro-batches split the groups of 4."""
     case = dict(CASES[name])
     policy_class = Widened if multiple > 1 else WatchedPolicy
-    policy = policy_class(make_objective(**case.pop("objective")), temperature=TEMPERATURE, group=world_group())
+    policy = policy_class(
+        make_objective(**case.pop("objective")), temperature=TEMPERATURE, group=world_group()
+    )
     run = make_run(policy, max_steps=2, micro_batch_size=micro_batch_size, **case)
     run.trainer.fit()
     # How much is padding depends on the widths, and seconds on the machine.
@@ -142,7 +148,10 @@ def outcome(rank, world_size, name, micro_batch_size, multiple):
         {key: value for key, value in row.items() if not key.startswith(("time/", "tokens/padding"))}
         for row in run.recording.metrics
     ]
-    tokens = [sum(int(micro.mask.sum()) for micro in mini_batch.micro_batches) for _, mini_batch, _ in policy.updates]
+    tokens = [
+        sum(int(micro.mask.sum()) for micro in mini_batch.micro_batches)
+        for _, mini_batch, _ in policy.updates
+    ]
     return policy.weights(), told, tokens
 
 
