@@ -14,9 +14,8 @@ if [ "$(cat "$TEPO_VENV/tepo_requirements.sha256" 2> /dev/null)" != "$tepo_stamp
     echo "installing the CPU stack into $TEPO_VENV" >&2
     python3.11 -m venv "$TEPO_VENV"
     # PyTorch with its own dependencies, since a build for GPUs has more of them; the rest is exactly the list.
-    # Modules are compiled when they are first imported: most never are.
-    "$TEPO_VENV/bin/python" -m pip install --quiet --no-compile --constraint requirements/cpu.txt torch setuptools
-    "$TEPO_VENV/bin/python" -m pip install --quiet --no-compile --no-deps --requirement requirements/cpu.txt
+    "$TEPO_VENV/bin/python" -m pip install --quiet --constraint requirements/cpu.txt torch setuptools
+    "$TEPO_VENV/bin/python" -m pip install --quiet --no-deps --requirement requirements/cpu.txt
     "$TEPO_VENV/bin/python" -m pip install --quiet --no-deps --no-build-isolation --editable .
     echo "$tepo_stamp" > "$TEPO_VENV/tepo_requirements.sha256"
 fi

@@ -1,4 +1,4 @@
-"""Make the model that `experiment=toy_cpu` starts from: next-token training on the gold answers of `data.train`.
+"""Make the model that `experiment=toy_cpu` starts from: next-token training on the answers of a careless student.
 
     python examples/warm_start.py --output toy/warm_start.nemo
 
@@ -20,6 +20,7 @@ ONE_PROCESS = (
     "hardware.devices_per_node=1",
     "model.tensor_model_parallel_size=1",
     "model.restore_from_path=null",
+    "data.train=toy/warm_start.jsonl",
     "trainer.micro_batch_size=64",
     "trainer.optimizer.learning_rate=1e-3",
 )
@@ -30,7 +31,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--output", type=Path, required=True, metavar="FILE", help="the .nemo file to write")
-    parser.add_argument("--steps", type=int, default=300, help="updates (default: %(default)s)")
+    parser.add_argument("--steps", type=int, default=500, help="updates (default: %(default)s)")
     parser.add_argument(
         "--batch-size", type=int, default=128, help="problems an update (default: %(default)s)"
     )

@@ -1,15 +1,19 @@
-"""The toy task: arithmetic problems of graded difficulty, with held-out problems that were never trained on.
+"""The toy task: sums of two two-digit numbers, graded by how often one has to carry, and a careless student.
 
 Which split a problem belongs to is decided by a hash of the problem alone, whatever seed, size or mixture is
 asked for: no training set shares a problem with any test set, and 37+85 and 85+37 are one problem. The seed
-chooses which problems of a split are taken and in which order. Warm start and RL both read train.jsonl.
+chooses which problems of a split are taken and in which order.
+
+The warm start is taught from `warm_start.jsonl`: problems of the training split with the answers of a student
+who forgets four carries out of five. A model taught by it adds well and is mostly wrong wherever a carry is
+due, greedily as well as sampled; what reinforcement learning has to do is to give the habit up.
 """
 
 import heapq
 import itertools
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from hashlib import blake2b
 from pathlib import Path
 from types import MappingProxyType
@@ -18,27 +22,13 @@ from tepo_nemo.data.prompts import Prompt
 from tepo_nemo.errors import UserError
 from tepo_nemo.runs.files import new_folder, to_json
 
-TOY_CHARACTERS = "0123456789+-="  # every character of a prompt or an answer
+TOY_CHARACTERS = "0123456789+-="  # of the tokenizer
 SPLITS = {"train": range(75), "validation": range(75, 85), "test": range(85, 100)}  # per cent of a hash
+LEVELS = (0, 1, 2)  # carries
+MIXTURE: Mapping[int, float] = MappingProxyType({0: 2.0, 1: 5.0, 2: 3.0})  # level -> share, in any unit
+FORGOTTEN = 0.8  # share of the carries that the student forgets
 
-
-@dataclass(frozen=True)
-class Level:
-    """Problems `a+b=` or `a-b=` with operands of `digits` digits, zeros in front included."""
-
-    name: str
-    operator: str
-    digits: int
-    terms: int = 2
-
-
-LEVELS = {
-    1: Level("add1", "+", digits=1),
-    2: Level("add2", "+", digits=2),
-    3: Level("sub2", "-", digits=2),
-    4: Level("sum2", "+", digits=2, terms=3),  # a million problems: going through them takes some seconds
-}
-TWO_DIGIT_ADDITION = MappingProxyType({2: 1.0})
+Operands = tuple[int, int]
 
 
 def write_toy_data(
@@ -48,78 +38,106 @@ def write_toy_data(
     train: int = 4608,
     validation: int = 256,
     test: int = 512,
-    mixture: Mapping[int, float] = TWO_DIGIT_ADDITION,
+    warm_start: int = 40_000,
+    mixture: Mapping[int, float] = MIXTURE,
 ) -> None:
-    """Writes train.jsonl, validation.jsonl and test.jsonl into a new folder: all of them, or nothing.
+    """Writes train.jsonl, validation.jsonl, test.jsonl and warm_start.jsonl into a new folder, or nothing.
 
     Args:
         train, validation, test: number of prompts of each split, all different.
-        mixture: level -> share, in any unit; the same in each split.
+        warm_start: number of (problem, careless answer) pairs; problems recur, with other mistakes.
+        mixture: level (number of carries) -> share; the same in each split.
 
     Raises:
         UserError: the folder is not empty, a level is unknown, a size or share is not positive, or a split
             has fewer problems of a level than are asked for.
     """
     sizes = {"train": train, "validation": validation, "test": test}
-    _check(sizes, mixture)
-    counts = {split: _counts(size, mixture) for split, size in sizes.items()}
-    prompts: dict[str, list[Prompt]] = {split: [] for split in sizes}
-    for number in mixture:
-        problems = _problems_by_split(LEVELS[number])
-        for split in sizes:
-            prompts[split] += _choose(problems[split], number, split, counts[split][number], seed)
+    _check({**sizes, "warm start": warm_start}, mixture)
+    problems = _problems_by_split()
+    prompts = {split: _choose(problems[split], split, size, mixture, seed) for split, size in sizes.items()}
+    prompts["warm_start"] = _careless_prompts(problems["train"], warm_start, seed)
     with new_folder(folder) as partial:
-        for split, chosen in prompts.items():
-            chosen.sort(key=lambda prompt: _hash(seed, prompt.id))  # mixes the levels
+        for name, chosen in prompts.items():
             lines = "".join(to_json(asdict(prompt)) + "\n" for prompt in chosen)
-            (partial / f"{split}.jsonl").write_text(lines, encoding="utf-8")
+            (partial / f"{name}.jsonl").write_text(lines, encoding="utf-8")
 
 
-def split_of(level: Level, operands: tuple[int, ...]) -> str:
+def split_of(operands: Operands) -> str:
     """The split that a problem belongs to, always and for every seed."""
-    problem = sorted(operands) if level.operator == "+" else operands
-    bucket = _hash(level.operator, *problem) % 100
+    bucket = _hash("+", *sorted(operands)) % 100
     return next(split for split, buckets in SPLITS.items() if bucket in buckets)
 
 
+def careless_sum(operands: Operands, forgotten: tuple[bool, bool]) -> int:
+    """The sum, column by column, where the carry of the ones and of the tens may be forgotten."""
+    total, carry = 0, 0
+    for column, forgets in enumerate((*forgotten, False)):
+        digits = sum(operand // 10**column % 10 for operand in operands) + carry
+        total += digits % 10 * 10**column
+        carry = 0 if forgets else digits // 10
+    return total
+
+
+def carries(operands: Operands) -> int:
+    """How often one has to carry in the written addition: the level of a problem."""
+    ones = sum(operand % 10 for operand in operands) >= 10
+    return ones + (sum(operand // 10 for operand in operands) + ones >= 10)
+
+
 def _check(sizes: Mapping[str, int], mixture: Mapping[int, float]) -> None:
-    for split, size in sizes.items():
+    for name, size in sizes.items():
         if size < 1:
-            raise UserError(f"toy data: {size} {split} prompts are asked for; ask for at least one")
+            raise UserError(f"toy data: {size} {name} prompts are asked for; ask for at least one")
     if not mixture:
         raise UserError("toy data: the mixture is empty; give at least one level a share")
     for level, share in mixture.items():
         if level not in LEVELS:
-            raise UserError(f"toy level {level!r} is unknown; choose from {sorted(LEVELS)}")
+            raise UserError(f"toy level {level!r} is unknown; choose from {list(LEVELS)}")
         if not 0 < share < math.inf:
             raise UserError(f"toy level {level} has the share {share}; give a positive one or leave it out")
 
 
-def _problems_by_split(level: Level) -> dict[str, list[tuple[int, ...]]]:
-    problems: dict[str, list[tuple[int, ...]]] = {split: [] for split in SPLITS}
-    for operands in itertools.product(range(10**level.digits), repeat=level.terms):
-        problems[split_of(level, operands)].append(operands)
+def _problems_by_split() -> dict[str, list[Operands]]:
+    problems: dict[str, list[Operands]] = {split: [] for split in SPLITS}
+    for operands in itertools.product(range(100), repeat=2):
+        problems[split_of(operands)].append(operands)
     return problems
 
 
-def _choose(problems: list[tuple[int, ...]], number: int, split: str, count: int, seed: int) -> list[Prompt]:
-    if count > len(problems):
-        raise UserError(
-            f"toy data: {split} has {len(problems)} prompts of level {number}, {count} are asked for; "
-            f"ask for fewer {split} prompts or give the level a smaller share"
-        )
-    chosen = heapq.nsmallest(count, problems, key=lambda operands: _hash(seed, number, *operands))
-    return [_to_prompt(number, operands) for operands in chosen]
+def _choose(
+    problems: list[Operands], split: str, size: int, mixture: Mapping[int, float], seed: int
+) -> list[Prompt]:
+    chosen: list[Operands] = []
+    for level, count in _counts(size, mixture).items():
+        candidates = [operands for operands in problems if carries(operands) == level]
+        if count > len(candidates):
+            raise UserError(
+                f"toy data: {split} has {len(candidates)} prompts of level {level}, {count} are asked for; "
+                f"ask for fewer {split} prompts or give the level a smaller share"
+            )
+        chosen += heapq.nsmallest(count, candidates, key=lambda operands: _hash(seed, *operands))
+    chosen.sort(key=lambda operands: _hash(seed, "order", *operands))  # mixes the levels
+    return [_to_prompt(operands, answer=sum(operands)) for operands in chosen]
 
 
-def _to_prompt(number: int, operands: tuple[int, ...]) -> Prompt:
-    level = LEVELS[number]
-    first, *others = operands
+def _careless_prompts(problems: list[Operands], count: int, seed: int) -> list[Prompt]:
+    prompts = []
+    for number in range(count):
+        operands = problems[_hash(seed, "problem", number) % len(problems)]
+        ones, tens = (_hash(seed, column, number) % 1000 < 1000 * FORGOTTEN for column in ("ones", "tens"))
+        prompt = _to_prompt(operands, answer=careless_sum(operands, (ones, tens)))
+        prompts.append(Prompt(f"{prompt.id}-{number:05d}", prompt.prompt, prompt.gold, prompt.metadata))
+    return prompts
+
+
+def _to_prompt(operands: Operands, answer: int) -> Prompt:
+    first, second = operands
     return Prompt(
-        id=f"toy-{level.name}-" + "-".join(f"{operand:03d}" for operand in operands),
-        prompt=level.operator.join(f"{operand:0{level.digits}d}" for operand in operands) + "=",
-        gold=str(first + sum(others) if level.operator == "+" else first - sum(others)),
-        metadata={"level": number},
+        id=f"toy-{first:02d}-{second:02d}",
+        prompt=f"{first:02d}+{second:02d}=",
+        gold=str(answer),
+        metadata={"level": carries(operands)},
     )
 
 

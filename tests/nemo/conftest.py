@@ -1,37 +1,17 @@
 """What the tests of the host share: a toy model, saved once, and what each layout makes of one rollout."""
 
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 from support.gather import whole
 from support.layouts import LAYOUTS, Given, Outcome, layout_jobs, merge
+from support.once import once
 from support.synthetic import disturbed, synthetic_batch
 from support.toy import VOCABULARY, ToyFolder, make_toy_folder
 from support.updates import make_start, perform
 from support.worlds import Worlds
 
 WORLD_SECONDS = 110
-
-
-def once(function: Callable[..., Any]) -> Callable[..., Any]:
-    """`function`, but working once for the same arguments; what it returned or raised then, it does again.
-
-    A layout that fails or hangs does so for many tests, and must not take its time for each.
-    """
-    results: dict[tuple, Any] = {}
-
-    def call(*arguments: Any) -> Any:
-        if arguments not in results:
-            try:
-                results[arguments] = function(*arguments)
-            except Exception as error:
-                results[arguments] = error
-        if isinstance(results[arguments], Exception):
-            raise results[arguments]
-        return results[arguments]
-
-    return call
 
 
 @pytest.fixture(scope="session")

@@ -57,10 +57,12 @@ def test_weights_after_three_updates(run: Run, layout: str, tied: bool) -> None:
     assert spread.grad_norms == pytest.approx(reference.grad_norms, rel=8 * BF16_ROUNDING)
 
 
-@both
-@pytest.mark.parametrize("layout", ["pp2", "dp2"])
+@pytest.mark.parametrize(
+    ("layout", "tied"), [("pp2", False), ("dp2", False), ("dp2", True)], ids=["pp2-untied", "dp2-untied", "dp2-tied"]
+)
 def test_layouts_that_round_at_the_same_places_agree_closely(run: Run, layout: str, tied: bool) -> None:
-    """Pipeline and data parallelism do the same arithmetic in bf16 and only add gradients up in fp32."""
+    """Pipeline and data parallelism do the same arithmetic in bf16 and only add gradients up in fp32. (The two
+    gradients of a tied embedding meet in bf16 on one stage, and in fp32 between two.)"""
     reference, spread = run(REFERENCE, tied)["production"], run(layout, tied)["production"]
     assert_close(spread.gradients["tepo"], reference.gradients["tepo"], 1e-5, "tepo")
 

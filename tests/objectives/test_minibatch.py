@@ -4,16 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from objectives.reference import (
-    AGGREGATIONS,
-    Case,
-    assert_same,
-    group_tokens,
-    make_case,
-    preset,
-    run,
-    totals,
-)
+from objectives.cases import AGGREGATIONS, Case, assert_same, group_tokens, make_case, preset, run, totals
 
 from tepo_nemo.objectives import build
 
@@ -29,7 +20,7 @@ def grpo(**options):
 METHODS = {
     "tepo": {"entropy_bonus": 0.1, "kl_mask": "all", "kl_coefficient": 0.5},
     "tepo_no_kl": {"ratio": "token"},
-    "grpo": {},
+    "grpo": {"dual_clip": 3.0, "kl_coefficient": 0.5},
 }
 
 

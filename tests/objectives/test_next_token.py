@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from objectives.reference import make_case, run
+from objectives.cases import make_case, run
 
 from tepo_nemo.objectives import MinibatchTotals, TokenBatch, build
 

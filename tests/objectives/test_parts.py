@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from objectives.reference import make_case, token_batch
+from objectives.cases import make_case, token_batch
 
 from tepo_nemo.objectives import MinibatchTotals, TokenBatch
 from tepo_nemo.objectives.aggregation import aggregate

@@ -5,7 +5,7 @@ import typing
 import numpy as np
 import pytest
 import yaml
-from objectives.reference import AGGREGATIONS, PRESETS, SHARED_KEYS, Case, make_case, preset, run
+from objectives.cases import AGGREGATIONS, PRESETS, SHARED_KEYS, Case, make_case, preset, run
 
 from tepo_nemo.objectives import AdvantageEstimator, build, known
 from tepo_nemo.objectives.grpo import Grpo

@@ -3,7 +3,7 @@
 import math
 
 import pytest
-from objectives.reference import make_case, preset, token_batch, totals
+from objectives.cases import make_case, preset, token_batch, totals
 
 from tepo_nemo.errors import UserError
 from tepo_nemo.objectives import Objective, ObjectiveOutput, build, known, register, registry

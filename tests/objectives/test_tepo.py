@@ -9,18 +9,18 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from objectives.reference import (
+from objectives.cases import (
     AGGREGATIONS,
     Case,
     assert_same,
     cases,
     make_case,
     preset,
-    reference,
     run,
     token_batch,
     totals,
 )
+from objectives.reference import reference
 
 from tepo_nemo.objectives import MinibatchTotals, TokenBatch, build
 

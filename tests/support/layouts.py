@@ -108,7 +108,11 @@ OPTIMIZERS["production"] = [*OPTIMIZERS["distributed_adam"], "model.precision=bf
 
 def layout_jobs(toy: ToyFolder, layout: Layout, given: Given) -> dict[str, Job]:
     """What every layout is asked for, by optimizer: the updates, and losses at the starting weights."""
-    tepo = {"tepo": Case(given.batch, given.old, toy.config().algorithm)}
+    algorithm = toy.config().algorithm
+    tepo = {
+        "tepo": Case(given.batch, given.old, algorithm),
+        "at the old weights": Case(given.batch, None, algorithm),
+    }
     cases = {"sgd": loss_cases(toy, layout, given), "adam": {}, "distributed_adam": tepo, "production": tepo}
     return {
         name: Job(
