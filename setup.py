@@ -1,7 +1,7 @@
 """Packaging of tepo_nemo.
 
-The requirements are light: PyTorch, Megatron-core, NeMo and NeMo-Aligner come with the NeMo container, or from
-requirements/cpu.txt for a machine without a GPU.
+The requirements are light: PyTorch, Megatron-core, NeMo and NeMo-Aligner come with the NeMo container, or
+from requirements/cpu.txt for a machine without a GPU.
 """
 
 from pathlib import Path
@@ -29,8 +29,7 @@ setup(
     package_dir={"tepo_nemo.configs": "configs"},
     package_data={"tepo_nemo.configs": ["**/*.yaml", "**/*.md"]},
     entry_points={"console_scripts": ["tepo-nemo = tepo_nemo.cli:main"]},
-    # Lower bounds only where a feature is used, upper bounds at the next major version, so that a NeMo container
-    # keeps what it has.
+    # Wide ranges, up to the next major version, so that a NeMo container keeps what it has.
     install_requires=[
         "hydra-core>=1.3,<1.4",
         "matplotlib>=3.7,<4",

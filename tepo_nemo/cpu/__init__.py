@@ -1,8 +1,8 @@
 """Run the real NeMo, NeMo-Aligner and Megatron-core classes on a machine without a GPU.
 
-These libraries take CUDA, Apex, Transformer Engine and TensorRT-LLM for granted. Where no CUDA device is present, `install`
-puts an equivalent of PyTorch or Megatron-core in the place of each, one module a concern. Entry points call it explicitly;
-importing `tepo_nemo` never does.
+These libraries take CUDA, Apex, Transformer Engine and TensorRT-LLM for granted. Where no CUDA device is
+present, `install` puts an equivalent of PyTorch or Megatron-core in the place of each, one module a concern.
+Entry points call it explicitly; importing `tepo_nemo` never does.
 """
 
 import importlib.util
@@ -37,7 +37,7 @@ def install() -> bool:
     from tepo_nemo.cpu import cuda
 
     cuda.redirect()
-    # Megatron-core first: its own guards then find neither Apex nor Transformer Engine, and fall back to PyTorch.
+    # Megatron-core first: its guards then find neither Apex nor Transformer Engine, and fall back to PyTorch.
     from tepo_nemo.cpu import megatron
 
     megatron.patch()
@@ -57,8 +57,8 @@ def _refuse_real_packages() -> None:
     if found:
         hint = " (the `apex` of PyPI is an unrelated project)" if "apex" in found else ""
         raise RuntimeError(
-            f"{', '.join(found)} is installed, but no CUDA device is available: the CPU stand-ins do not replace"
-            f" real packages; uninstall it{hint} or run where a GPU is visible"
+            f"{', '.join(found)} is installed, but no CUDA device is available: the CPU stand-ins do not"
+            f" replace real packages; uninstall it{hint} or run where a GPU is visible"
         )
 
 

@@ -16,7 +16,7 @@ amp_C = SimpleNamespace(
 
 
 def listify_model(model: Any) -> list:
-    """A list of the model's chunks: Megatron passes a list where the pipeline is interleaved, else one module."""
+    """The model's chunks: Megatron passes a list where the pipeline is interleaved, else one module."""
     return model if isinstance(model, list) else [model]
 
 

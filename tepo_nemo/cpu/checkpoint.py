@@ -1,4 +1,4 @@
-"""Megatron-core 0.11 writes checkpoint items through a private function of PyTorch that has since gained arguments."""
+"""Megatron-core 0.11 writes checkpoints through a private function of PyTorch, which has gained arguments."""
 
 import inspect
 from typing import Any
@@ -8,7 +8,7 @@ from torch.distributed.checkpoint import filesystem
 
 
 def patch() -> None:
-    """Give Megatron-core a `_write_item` of the signature it calls. Older PyTorch (below 2.7) has it already."""
+    """Give Megatron-core a `_write_item` of the signature it calls. PyTorch below 2.7 has it already."""
     if "transforms" in inspect.signature(filesystem._write_item).parameters:
         writer._write_item = _write_item
 

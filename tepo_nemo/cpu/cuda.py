@@ -21,8 +21,8 @@ def redirect() -> None:
     _redirect_tensor_types()
     _redirect_device_arguments()
     _redirect_autocast()
-    # Megatron-core compiles its fused functions while it is imported. On a CPU that loads a compiler stack, a quarter of the
-    # start-up, and runs the system's C++ compiler at the first call of each.
+    # Megatron-core compiles its fused functions while it is imported. On a CPU that loads a compiler stack, a
+    # quarter of the start-up, and runs the system's C++ compiler at the first call of each.
     torch.compile = _uncompiled
 
 
@@ -32,7 +32,7 @@ def _uncompiled(model: Callable | None = None, **_: Any) -> Callable:
 
 
 def _no_op() -> Callable[..., None]:
-    """A call that only concerns a GPU. A new function each time: TorchDynamo keys its rules by function, one per name."""
+    """A call that only concerns a GPU. A new one each time, since TorchDynamo keeps one rule a function."""
     return lambda *_, **__: None
 
 
@@ -121,9 +121,9 @@ def _on_cpu(function: Callable, positional: bool = False) -> Callable:
 
 
 def _redirect_device_arguments() -> None:
-    """Wrap what takes a device, rather than enter a TorchFunctionMode, which would slow every operation down."""
-    # PyTorch's own list of the functions that make a tensor on a device, and the one `*_like` that Megatron-core asks for
-    # one. NeMo compiles functions that call the others with TorchScript, which takes no wrapped function.
+    """Wrap what takes a device; a TorchFunctionMode would cost every operation some microseconds."""
+    # PyTorch's own list of the functions that make a tensor on a device, and the one `*_like` that
+    # Megatron-core gives a device. Others stay: NeMo has them in TorchScript, which takes no wrapped function.
     for function in (*_device_constructors(), torch.empty_like):
         if getattr(torch, function.__name__, None) is function:
             setattr(torch, function.__name__, _on_cpu(function))

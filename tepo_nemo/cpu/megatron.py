@@ -29,8 +29,9 @@ def patch() -> None:
 class TorchNorm:
     """PyTorch's LayerNorm or RMSNorm for a layer specification, also under sequence parallelism.
 
-    Each tensor-parallel rank then normalises its own part of the sequence, so its weight has a partial gradient. Apex and
-    Transformer Engine mark such weights, and NeMo and Megatron-core add up the gradients of marked weights; so does this one.
+    Each tensor-parallel rank then normalises its own part of the sequence, so that the gradient of its weight
+    is partial. NeMo and Megatron-core add up the gradients of weights that are marked `sequence_parallel`; the
+    norms of Apex and Transformer Engine mark theirs, and so does this one.
     """
 
     def __new__(

@@ -61,13 +61,13 @@ def _fill_in_optimizers() -> None:
 
 
 def _local_specs(spec_name: str = "", transformer_config: Any = None, *_: Any, **__: Any) -> Any:
-    """The layer specification of plain Megatron-core modules; NeMo's function builds those of every engine first."""
+    """Layers of plain Megatron-core. NeMo's own function builds those of every engine before it chooses."""
     qk_layernorm = bool(transformer_config is not None and transformer_config.qk_layernorm)
     return get_gpt_layer_local_spec(qk_layernorm=qk_layernorm)
 
 
 def _seed_with_tracker(set_random_seed: Any) -> Any:
-    """NeMo seeds Megatron-core's generator tracker only where it counts a GPU; initialisation and dropout read it anyway."""
+    """NeMo seeds Megatron-core's generator tracker only where it counts a GPU; it is read in any case."""
 
     def set_seed(seed: int) -> None:
         set_random_seed(seed)

@@ -1,4 +1,4 @@
-"""Adam with the state layout of Apex's FusedAdam, which Megatron-core and NeMo can shard into a checkpoint."""
+"""Adam with the state of Apex's FusedAdam, which Megatron-core and NeMo can shard into a checkpoint."""
 
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -9,8 +9,8 @@ import torch
 class FusedAdam(torch.optim.Optimizer):
     """Adam (Kingma and Ba, 2015) with decoupled weight decay (Loshchilov and Hutter, 2019).
 
-    The step count stands once in each parameter group, not as a tensor beside each parameter as `torch.optim.AdamW` keeps
-    it; moments are fp32 whatever the parameter's dtype, and the update is computed in fp32.
+    The step count stands once in each parameter group, not as a tensor beside each parameter as in
+    `torch.optim.AdamW`; moments are fp32 whatever the parameter's dtype, and the update is computed in fp32.
 
     Args:
         adam_w_mode: decoupled weight decay if True, else the L2 term is added to the gradient.

@@ -1,4 +1,4 @@
-"""NeMo-Aligner's actors import its TensorRT-LLM generator at the top; without TensorRT-LLM only the use may fail."""
+"""NeMo-Aligner's actors import its TensorRT-LLM generator at the top; here only its use fails."""
 
 import sys
 from types import ModuleType

@@ -1,4 +1,4 @@
-"""The Transformer Engine layers that NeMo names when it is imported, none of which can be built on the CPU."""
+"""The Transformer Engine layers that NeMo names when it is imported; none can be built on the CPU."""
 
 import sys
 from types import ModuleType
@@ -23,7 +23,7 @@ def _unavailable(self: Any, *_: Any, **__: Any) -> None:
 
 
 def seat() -> None:
-    """Let `from megatron.core.extensions.transformer_engine import ...` succeed. Some of NeMo's come only with a model."""
+    """Let NeMo import from `megatron.core.extensions.transformer_engine`, at its import and with a model."""
     module = ModuleType(_MODULE, __doc__)
     for name in _LAYERS:
         setattr(module, name, type(name, (), {"__init__": _unavailable, "__module__": _MODULE}))

@@ -2,7 +2,6 @@
 
 import math
 
-import torch
 from nemo.collections.nlp.modules.common.megatron.clip_grads import clip_grad_norm_fp32
 from nemo.core.optim.mcore_optim import McoreDistributedOptimizer
 from torch.optim import Optimizer
@@ -34,13 +33,3 @@ def clip_and_step(
         return UpdateResult(grad_norm, skipped=True)
     step()
     return UpdateResult(grad_norm, skipped=False)
-
-
-def gradients_by_name(actor: MegatronGPTTEPOActorModel) -> dict[str, torch.Tensor]:
-    """This rank's reduced gradients by parameter name, fp32 copies."""
-    gradients = {}
-    for chunk in actor.get_model_module_list():
-        for name, parameter in chunk.named_parameters():
-            gradient = getattr(parameter, "main_grad", None)
-            gradients[name] = (parameter.grad if gradient is None else gradient).detach().float().clone()
-    return gradients

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from tepo_nemo.config.schema import Config
+from tepo_nemo.errors import UserError
 from tepo_nemo.nemo.build import build_host
 from tepo_nemo.nemo.prompts import answer_tokens, load_tokenized
 from tepo_nemo.nemo.run import connect_policy
@@ -24,6 +25,12 @@ def warm_start(
         batch_size: problems of an update, over all ranks.
         report: called after each update with its number (from 1) and the mean loss in nats a token.
     """
+    share = config.layout.data * config.trainer.micro_batch_size
+    if batch_size % share:
+        raise UserError(
+            f"--batch-size={batch_size}: must be a multiple of {share} (trainer.micro_batch_size="
+            f"{config.trainer.micro_batch_size} x {config.layout.data} data-parallel copies of the model)"
+        )
     host = build_host(config)
     tokenizer = host.actor.tokenizer
     prompts = load_tokenized(

@@ -97,10 +97,11 @@ def sample_tokens(
         group: tensor-parallel group, None for one rank.
 
     Returns:
-        tokens int64 [N], and their log-probabilities fp32 [N] at `temperature` (at 1 when it is 0).
+        tokens int64 [N], and their log-probabilities fp32 [N] at `temperature` (at 1 when it is 0). A row with
+        a NaN among its logits gets some token of the vocabulary and the log-probability NaN.
     """
-    rank = 0 if group is None else dist.get_rank(group)
-    ids = torch.arange(logits.shape[1], device=logits.device) + rank * logits.shape[1]
+    first = (0 if group is None else dist.get_rank(group)) * logits.shape[1]
+    ids = torch.arange(first, first + logits.shape[1], device=logits.device)
     scaled = logits.float() / (temperature or 1.0)
     scaled = scaled.masked_fill(ids >= vocab_size, float("-inf"))
     scores = scaled - log_exponential_noise(keys, positions, ids) if temperature > 0 else scaled
@@ -108,12 +109,14 @@ def sample_tokens(
     best_score = scores.amax(dim=1)
     # The lowest id among equal scores: argmax promises no order.
     best_id = torch.where(scores == best_score[:, None], ids, torch.iinfo(torch.int64).max).amin(dim=1)
-    best_logit = scaled.gather(1, (best_id - ids[0])[:, None]).squeeze(1)
+    best_id = best_id.clamp(max=first + logits.shape[1] - 1)  # NaN equals nothing
+    best_logit = scaled.gather(1, (best_id - first)[:, None]).squeeze(1)
     log_normalizer = scaled.logsumexp(dim=1)
     # float64 holds every token id exactly, so that one message carries all four.
     local = torch.stack([best_score.double(), best_id.double(), best_logit.double(), log_normalizer.double()])
     shards = local[None] if group is None else gather_stacked(local, group)
     top = shards[:, 0].amax(dim=0)
-    tokens = torch.where(shards[:, 0] == top, shards[:, 1], float("inf")).amin(dim=0).long()
+    tokens = torch.where(shards[:, 0] == top, shards[:, 1], float("inf")).amin(dim=0)
+    tokens = tokens.clamp(max=vocab_size - 1).long()
     logit = torch.where(shards[:, 1] == tokens.double(), shards[:, 2], float("-inf")).amax(dim=0)
     return tokens, (logit - shards[:, 3].logsumexp(dim=0)).float()

@@ -36,7 +36,7 @@ METRICS: dict[str, str] = {
     "time/old_stats_s": "seconds of forward-only passes: old log-probs and entropies, batch statistics",
     "time/train_s": "seconds of all updates of the step, optimizer included",
     "time/step_s": "seconds of the whole step",
-    "update/skipped": "number of updates of the step that were skipped",
+    "update/skipped": "updates of the step that were not made: no groups to fill them, or a gradient not finite",
 }
 EVALUATION_PREFIX = "eval/"  # eval/<benchmark>: avg@k as a fraction, mean over samples, then over problems
 OWN_PREFIX = "objective/"  # metrics that an objective from outside this package returns beside the common ones

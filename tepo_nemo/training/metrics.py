@@ -10,6 +10,21 @@ from tepo_nemo.rollout.protocol import Generation
 from tepo_nemo.training.batch import MiniBatch
 from tepo_nemo.training.collect import CollectedStep
 
+# What the updates of a step are measured by; not a number in a step without any.
+UPDATE_METRICS = (
+    "loss",
+    "grad_norm",
+    "ratio/mean",
+    "ratio/clip_fraction",
+    "kl/mean",
+    "kl/masked_mean",
+    "mask/fraction",
+    "entropy/mean",
+    "entropy/delta_mean",
+    "rollout/logprob_gap_mean",
+    "tokens/padding_fraction",
+)
+
 
 def rollout_metrics(collected: CollectedStep) -> dict[str, float]:
     """Over everything that was generated in the step, before dynamic sampling drops groups."""

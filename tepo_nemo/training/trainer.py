@@ -13,7 +13,7 @@ from tepo_nemo.objectives.contract import Mean, Objective
 from tepo_nemo.rollout.batch import ScoredBatch
 from tepo_nemo.training.batch import TrainBatch, add_means
 from tepo_nemo.training.collect import StepCollector, trained_lengths, whole_mini_batches
-from tepo_nemo.training.metrics import batch_means, rollout_metrics
+from tepo_nemo.training.metrics import UPDATE_METRICS, batch_means, rollout_metrics
 from tepo_nemo.training.minibatch import build_mini_batches
 from tepo_nemo.training.policy import Policy
 from tepo_nemo.training.statistics import with_minibatch_statistics, with_old_statistics
@@ -115,7 +115,7 @@ class Trainer:
             "consumed_prompts": self.consumed_prompts,
             "lr": self._learning_rate(),
         }
-        metrics |= rollout_metrics(collected)
+        metrics |= dict.fromkeys(UPDATE_METRICS, float("nan")) | rollout_metrics(collected)
         kept, advantages = None, None
         if collected.kept is not None:
             kept = whole_mini_batches(
@@ -152,7 +152,7 @@ class Trainer:
         with self._timers.phase("old_stats"):
             mini_batches = with_old_statistics(policy, mini_batches)
         means = batch_means(mini_batches, kept.rollouts.generation)
-        grad_norms, skipped = [], 0
+        grad_norms, trained_tokens = [], 0
         for mini_batch in mini_batches:
             if self._objective.needs_minibatch_statistics:
                 with self._timers.phase("old_stats"):
@@ -162,17 +162,18 @@ class Trainer:
                 loss, update_means = policy.get_loss_and_metrics(mini_batch, forward_only=False)
                 policy.finish_training_step()
                 result = policy.optimizer_step(self._learning_rate())
+            if result.skipped:  # its loss is not finite, and would hide those of the other updates
+                continue
+            grad_norms.append(result.grad_norm)
+            trained_tokens += mini_batch.totals.tokens
             add_means(means, update_means)
             if loss is not None:
                 add_means(means, {"loss": Mean(loss, torch.full_like(loss, 1.0 / policy.data_parallel_size))})
-            skipped += result.skipped
-            if not result.skipped:
-                grad_norms.append(result.grad_norm)
         policy.finish_training()
         return policy.reduce_metrics(means) | {
             "grad_norm": sum(grad_norms) / len(grad_norms) if grad_norms else float("nan"),
-            "update/skipped": skipped,
-            "tokens/trained": sum(mini_batch.totals.tokens for mini_batch in mini_batches),
+            "update/skipped": settings.updates_per_rollout - len(grad_norms),
+            "tokens/trained": trained_tokens,
         }
 
     def _learning_rate(self) -> float:

@@ -78,7 +78,7 @@ def test_saved_configuration_keeps_values_that_yaml_or_json_could_lose(tmp_path)
     assert config.trainer.optimizer.betas == (0.8, 0.9)
     assert config.model.precision == "32"
     assert config.model.extra == {"on": {"deep": [1, 2.5, None]}}
-    assert config.model.model_extra == {"layernorm_epsilon": 1e-5}
+    assert config.model.model_extra["layernorm_epsilon"] == 1e-5
     assert config.data.evaluation[0].name == "yes"
 
 

@@ -1,4 +1,4 @@
-"""CUDA calls and device arguments, answered by the CPU. The functions run where the stand-ins are in place."""
+"""CUDA calls and device arguments, answered by the CPU, in ranks where the stand-ins are in place."""
 
 import pytest
 import torch
@@ -65,7 +65,9 @@ def replay(rank: int, world_size: int) -> list[bool]:
     state = torch.cuda.get_rng_state()
     first = torch.rand(3)
     torch.cuda.set_rng_state(state)
-    return [torch.equal(torch.rand(3), first), torch.equal(first, torch.rand(3, generator=torch.Generator().manual_seed(5)))]
+    again = torch.rand(3)
+    expected = torch.rand(3, generator=torch.Generator().manual_seed(5))
+    return [torch.equal(first, expected), torch.equal(again, expected)]
 
 
 def test_the_cuda_generator_is_the_cpu_generator(worlds):
@@ -92,7 +94,8 @@ def test_streams_run_in_order(worlds):
 
 @pytest.mark.parametrize("enabled", [True, False])
 def test_autocast_reaches_the_operations(worlds, enabled):
-    assert worlds(1, stack="nemo").run(autocast_dtype, enabled) == ["torch.bfloat16" if enabled else "torch.float32"]
+    expected = "torch.bfloat16" if enabled else "torch.float32"
+    assert worlds(1, stack="nemo").run(autocast_dtype, enabled) == [expected]
 
 
 def autocast_dtype(rank: int, world_size: int, enabled: bool) -> str:

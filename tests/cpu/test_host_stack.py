@@ -18,7 +18,8 @@ def l2_norm(rank: int, world_size: int) -> list[float]:
 
     tensors = [torch.tensor([3.0, 0.0]), torch.tensor([[4.0]]), torch.tensor([-12.0])]
     overflow = torch.zeros(1, dtype=torch.int32)
-    norm, _ = clip_grads.multi_tensor_applier(clip_grads.amp_C.multi_tensor_l2norm, overflow, [tensors], False)
+    l2norm = clip_grads.amp_C.multi_tensor_l2norm
+    norm, _ = clip_grads.multi_tensor_applier(l2norm, overflow, [tensors], False)
     return [norm.item(), overflow.item()]
 
 
@@ -46,7 +47,9 @@ def test_clipping_counts_shards_once_each_and_copies_once(worlds, maximum, facto
         assert gradients[1] == pytest.approx([12.0 * factor], rel=1e-6)
 
 
-def norms(rank: int, world_size: int, normalization: str, sequence_parallel: bool) -> tuple[list[bool], torch.Tensor]:
+def norms(
+    rank: int, world_size: int, normalization: str, sequence_parallel: bool
+) -> tuple[list[bool], torch.Tensor]:
     from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
     from megatron.core.transformer import TransformerConfig, transformer_block
     from megatron.core.transformer.spec_utils import build_module
@@ -124,7 +127,9 @@ def local_specs(rank: int, world_size: int) -> list[list[str]]:
 
     names = []
     for qk_layernorm in (False, True):
-        config = TransformerConfig(num_layers=1, hidden_size=4, num_attention_heads=1, qk_layernorm=qk_layernorm)
+        config = TransformerConfig(
+            num_layers=1, hidden_size=4, num_attention_heads=1, qk_layernorm=qk_layernorm
+        )
         layer = megatron_gpt_model.get_specs("", config, use_te=True).submodules
         attention = layer.self_attention.submodules
         names.append([part.__name__ for part in (layer.mlp.submodules.linear_fc1, attention.q_layernorm)])

@@ -16,7 +16,9 @@ def parameters(dtype: torch.dtype = torch.float32) -> list[torch.nn.Parameter]:
     return [torch.nn.Parameter(0.1 * torch.randn(n, 4, generator=generator).to(dtype)) for n in (1, 5, 3)]
 
 
-def descend(optimizer: torch.optim.Optimizer, weights: list[torch.nn.Parameter], start: int = 0, end: int = STEPS):
+def descend(
+    optimizer: torch.optim.Optimizer, weights: list[torch.nn.Parameter], start: int = 0, end: int = STEPS
+) -> None:
     """Gradients that depend on the step alone, of very different sizes."""
     for step in range(start, end):
         generator = torch.Generator().manual_seed(100 + step)
@@ -45,14 +47,16 @@ def test_steps_equal_those_of_torch(decoupled):
 
 @pytest.mark.parametrize("bias_correction", [True, False])
 def test_first_step_is_the_closed_form(bias_correction):
-    lr, beta1, beta2, eps, decay, w, g = 0.01, 0.9, 0.99, 1e-3, 0.5, 2.0, -0.25
+    lr, beta1, beta2, eps, decay = 0.01, 0.9, 0.99, 1e-3, 0.5
+    w, g = 2.0, -0.25
     weight = torch.nn.Parameter(torch.tensor([w]))
     weight.grad = torch.tensor([g])
     FusedAdam([weight], lr, bias_correction, (beta1, beta2), eps, weight_decay=decay).step()
     first, second = (1 - beta1) * g, (1 - beta2) * g * g
     if bias_correction:  # the corrections are exactly the factors above
         first, second = g, g * g
-    assert weight.item() == pytest.approx(w - lr * decay * w - lr * first / (math.sqrt(second) + eps), rel=1e-6)
+    expected = w - lr * decay * w - lr * first / (math.sqrt(second) + eps)
+    assert weight.item() == pytest.approx(expected, rel=1e-6)
 
 
 def test_bf16_weights_take_the_fp32_update_rounded_once():

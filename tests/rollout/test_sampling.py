@@ -156,3 +156,17 @@ def test_the_logits_are_left_alone():  # faults 13
     before = logits.clone()
     draw(logits, keys_of(range(4)), temperature=0.6, vocab_size=5)
     assert torch.equal(logits, before)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_row_with_nan_tells_so_and_leaves_the_others_alone(temperature):
+    """No id out of range: the next forward would look it up."""
+    logits = torch.randn(3, 8)
+    keys = keys_of(range(3))
+    tokens, logprobs = draw(logits, keys, temperature=temperature)
+    broken = logits.clone()
+    broken[1, 4] = float("nan")
+    broken_tokens, broken_logprobs = draw(broken, keys, temperature=temperature)
+    assert 0 <= broken_tokens[1] < 8 and broken_logprobs[1].isnan()
+    assert broken_tokens[[0, 2]].tolist() == tokens[[0, 2]].tolist()
+    assert broken_logprobs[[0, 2]].tolist() == logprobs[[0, 2]].tolist()

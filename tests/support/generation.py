@@ -45,9 +45,11 @@ def generate_all(
         policy.finish_inference()
     policy.prepare_for_training()
     for name, request in requests.items():
-        host.actor.temperature = request.temperature or 1.0
-        batch = as_batch(request, responses[name, batch_sizes[0]])
-        statistics[name] = statistics_of(policy, batch, micro_batch_size=len(request) // policy.data_parallel_size)
+        size, rest = divmod(len(request), policy.data_parallel_size)
+        if rest == 0:
+            host.actor.temperature = request.temperature or 1.0
+            batch = as_batch(request, responses[name, batch_sizes[0]])
+            statistics[name] = statistics_of(policy, batch, micro_batch_size=size)
     host.actor.temperature = config.rollout.temperature
     return Generated(responses, statistics, None if case is None else take_case(host, policy, case))
 
@@ -67,6 +69,8 @@ def generate_with_nemo(
     rank: int, world_size: int, config: Config, prompts: Sequence[Sequence[int]], max_response_length: int
 ) -> list[list[int]]:
     """NeMo's own greedy generation: the responses, up to the first stop token."""
+    from nemo.collections.nlp.modules.common.text_generation_strategy import GPTModelTextGenerationStrategy
+
     host, policy = build_policy(config)
     policy.prepare_for_inference()
     lengths = torch.tensor([len(prompt) for prompt in prompts])
@@ -87,6 +91,7 @@ def generate_with_nemo(
             "compute_logprob": False,
             "end_strings": ["<eos>"],
         },
+        strategy=GPTModelTextGenerationStrategy(host.actor),
     )
     policy.finish_inference()
     responses = []
@@ -122,8 +127,7 @@ def _shout(output_weight: torch.nn.Parameter) -> None:
     from megatron.core import parallel_state
 
     first = parallel_state.get_tensor_model_parallel_rank() * len(output_weight)
-    padding = torch.arange(first, first + len(output_weight)) >= VOCABULARY
-    assert padding.any()
-    columns = torch.arange(output_weight.shape[1])
-    output_weight[padding] = 100.0 * (1 - 2 * (columns % 2))
-    output_weight[padding.nonzero().flatten()[0]] *= -1
+    rows = torch.arange(first, first + len(output_weight))
+    loud = 100.0 * (1 - 2 * (torch.arange(output_weight.shape[1]) % 2))
+    output_weight[(rows >= VOCABULARY) & (rows % 2 == 0)] = loud
+    output_weight[(rows >= VOCABULARY) & (rows % 2 == 1)] = -loud

@@ -1,6 +1,7 @@
 """Expensive answers that many tests share."""
 
 from collections.abc import Callable
+from types import TracebackType
 from typing import Any
 
 
@@ -10,15 +11,18 @@ def once(function: Callable[..., Any]) -> Callable[..., Any]:
     A layout that fails or hangs does so for many tests, and must not take its time for each.
     """
     results: dict[tuple, Any] = {}
+    errors: dict[tuple, tuple[Exception, TracebackType | None]] = {}
 
     def call(*arguments: Any) -> Any:
+        if arguments in errors:
+            error, trace = errors[arguments]
+            raise error.with_traceback(trace)
         if arguments not in results:
             try:
                 results[arguments] = function(*arguments)
             except Exception as error:
-                results[arguments] = error
-        if isinstance(results[arguments], Exception):
-            raise results[arguments]
+                errors[arguments] = error, error.__traceback__
+                raise
         return results[arguments]
 
     return call

@@ -62,6 +62,9 @@ def test_training_goes_on_after_a_skipped_step():
     first, second = run.recording.metrics
     assert (first["update/skipped"], second["update/skipped"]) == (2, 0)
     assert second["tokens/trained"] > 0 and not torch.equal(policy.weights(), before)
+    # Scripts read rows by key: what could not be measured is NaN, not absent. Times are of what was done.
+    assert first.keys() | {"time/old_stats_s", "time/train_s"} == second.keys()
+    assert math.isnan(first["loss"]) and math.isfinite(second["loss"])
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
@@ -75,7 +78,8 @@ def test_a_gradient_that_is_not_finite_is_skipped_and_counted(value):
     for before, after in [(1, 2), (2, 3), (3, 4), (4, 5)]:
         assert not torch.equal(policy.weights_after[before], policy.weights_after[after])
     assert torch.isfinite(policy.weights()).all()
-    assert all(math.isfinite(row["grad_norm"]) for row in run.recording.metrics)
+    # The skipped update is in no mean.
+    assert all(math.isfinite(row[key]) for row in run.recording.metrics for key in ("grad_norm", "loss", "kl/mean"))
 
 
 def test_the_grad_norm_is_the_mean_over_the_updates_that_were_made():

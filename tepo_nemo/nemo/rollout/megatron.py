@@ -86,6 +86,8 @@ class MegatronRollout:
                 break
             fed, position = position, position + 1
 
+        if not bool(logprobs.isfinite().all()):
+            raise FloatingPointError("the model's logits are not finite: its weights are broken")
         width = int(response_lengths.max())
         columns = prompt_lengths[:, None] + torch.arange(width, device=device)
         return Generation(

@@ -1,0 +1,60 @@
+"""Saving and loading `.nemo` files. Run in all ranks of a layout."""
+
+from pathlib import Path
+from unittest.mock import patch
+
+from support.gather import Part, own_weights
+from support.synthetic import RESPONSES_PER_UPDATE, Rows, mini_batches_of
+from support.toy import build_policy
+
+from tepo_nemo.config.schema import Config
+from tepo_nemo.rollout.protocol import Generation, GenerationRequest
+from tepo_nemo.training.batch import TrainBatch
+
+
+class Interrupted(Exception):
+    """Stands for whatever may end a save half-way."""
+
+
+def update_and_save(
+    rank: int, world_size: int, config: Config, path: Path, batch: TrainBatch, old: Rows, request: GenerationRequest
+) -> tuple[Part, Generation]:
+    """Move the weights, fail to save them, then save them; the weights and what they generate."""
+    host, policy = build_policy(config)
+    policy.prepare_for_training()
+    mini_batches = mini_batches_of(
+        policy, batch, old, responses_per_update=RESPONSES_PER_UPDATE, micro_batch_size=4
+    )
+    policy.prepare_for_training_step()
+    policy.get_loss_and_metrics(mini_batches[0], forward_only=False)
+    policy.finish_training_step()
+    assert not policy.optimizer_step(config.trainer.optimizer.learning_rate).skipped
+
+    def half_way(save_path: str) -> None:
+        if rank == 0:
+            Path(save_path).write_bytes(b"half of an archive")
+            (Path(save_path).parent / "model_weights").mkdir()
+        raise Interrupted
+
+    with patch.object(host.actor, "save_to", half_way):
+        try:
+            policy.save(path)
+        except Interrupted:
+            assert not list(path.parent.glob("*.nemo")), "nothing there may look like a checkpoint"
+        else:
+            raise AssertionError("the save was interrupted and did not say so")
+    policy.save(path)
+    return own_weights(host), _generate(policy, request)
+
+
+def load(rank: int, world_size: int, config: Config, request: GenerationRequest) -> tuple[Part, Generation]:
+    """The weights of a checkpoint and what they generate."""
+    host, policy = build_policy(config)
+    return own_weights(host), _generate(policy, request)
+
+
+def _generate(policy, request: GenerationRequest) -> Generation:
+    policy.prepare_for_inference()
+    generation = policy.infer(request)
+    policy.finish_inference()
+    return generation
