@@ -20,6 +20,7 @@ _FIELDS = {
     "grad_norm": ("gradnorm", "{:5.2f}"),
     "response_length/mean": ("len", "{:5.1f}"),
 }
+TOLD_TRUNCATION = 0.1  # a share of cut responses from which on the line says so: they can hardly be right
 _PHASES = {"time/rollout_s": "rollout", "time/old_stats_s": "old", "time/train_s": "train"}
 
 
@@ -37,6 +38,8 @@ def format_step(metrics: Mapping[str, float | int], max_steps: int) -> str:
         parts.append(f"{metrics['time/step_s']:.2f} s" + (f" ({phases})" if phases else ""))
     if metrics.get("update/skipped"):
         parts.append(f"skipped {metrics['update/skipped']}")
+    if metrics.get("response_length/truncated_fraction", 0) > TOLD_TRUNCATION:
+        parts.append(f"truncated {metrics['response_length/truncated_fraction']:.0%}")
     parts += [f"{key} {value:.3f}" for key, value in metrics.items() if key.startswith(EVALUATION_PREFIX)]
     return "  ".join(parts)
 
@@ -67,7 +70,7 @@ class Console:
         line = Text(format_step(metrics, self._max_steps))
         line.highlight_regex(r"^step +\S+", "bold")
         line.highlight_regex(r"reward +\S+", "green")
-        line.highlight_regex(r"skipped \d+", "bold red")
+        line.highlight_regex(r"(skipped|truncated) \d+%?", "bold red")
         self._progress.start()
         self._print(line)
         self._progress.update(self._bar, completed=metrics["step"])
