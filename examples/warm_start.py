@@ -1,9 +1,9 @@
-"""Make the model that `experiment=toy_cpu` starts from: next-token training on the answers of a careless student.
+"""Make the model that `experiment=toy_cpu` starts from: next-token training on a careless student's answers.
 
     python examples/warm_start.py --output toy/warm_start.nemo
 
-Runs as one process, on the CPU; the configuration is that of `experiment=toy_cpu`, further arguments are Hydra
-overrides. Exit codes as for `tepo-nemo`.
+Runs as one process, on the CPU; the configuration is that of `experiment=toy_cpu`, further arguments are
+Hydra overrides. Exit codes as for `tepo-nemo`.
 """
 
 import argparse

@@ -123,7 +123,7 @@ def _on_cpu(function: Callable, positional: bool = False) -> Callable:
 def _redirect_device_arguments() -> None:
     """Wrap what takes a device; a TorchFunctionMode would cost every operation some microseconds."""
     # PyTorch's own list of the functions that make a tensor on a device, and the one `*_like` that
-    # Megatron-core gives a device. Others stay: NeMo has them in TorchScript, which takes no wrapped function.
+    # Megatron-core gives a device. Others stay: NeMo has them in TorchScript, which takes no wrapper.
     for function in (*_device_constructors(), torch.empty_like):
         if getattr(torch, function.__name__, None) is function:
             setattr(torch, function.__name__, _on_cpu(function))

@@ -29,8 +29,8 @@ def patch() -> None:
 class TorchNorm:
     """PyTorch's LayerNorm or RMSNorm for a layer specification, also under sequence parallelism.
 
-    Each tensor-parallel rank then normalises its own part of the sequence, so that the gradient of its weight
-    is partial. NeMo and Megatron-core add up the gradients of weights that are marked `sequence_parallel`; the
+    Each tensor-parallel rank then normalises its own part of the sequence: the gradient of its weight is
+    partial. NeMo and Megatron-core add up the gradients of weights that are marked `sequence_parallel`; the
     norms of Apex and Transformer Engine mark theirs, and so does this one.
     """
 

@@ -16,8 +16,8 @@ def check_run(config: Config) -> None:
     objective = build(config.algorithm.name, config.algorithm.options)
     if objective.needs_reference:
         raise UserError(
-            f"algorithm.name={config.algorithm.name}: these options need a frozen reference policy, which is not"
-            " supported yet (set algorithm.kl_coefficient=0)"
+            f"algorithm.name={config.algorithm.name}: these options need a frozen reference policy, which is"
+            " not supported yet (set algorithm.kl_coefficient=0)"
         )
     load_reward(config.data.reward)
     for path in (config.data.train, *(benchmark.path for benchmark in config.data.evaluation)):

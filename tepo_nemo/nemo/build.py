@@ -61,7 +61,7 @@ def build_host(config: Config) -> Host:
     checkpoint = config.model.restore_from_path
     if checkpoint is not None:
         _check_checkpoint(config)
-        # Keys of the checkpoint that ours do not have survive the merge; an optimizer's are of no use to another.
+        # The merge keeps keys of the checkpoint that ours lack; one optimizer's are of no use to another.
         cfg.model.overwrite_base_config = {"optim": True}
         cfg.model = load_and_override_model_config(str(checkpoint), cfg.model)
     trainer = MegatronTrainerBuilder(cfg).create_trainer()
@@ -92,6 +92,6 @@ def _check_checkpoint(config: Config) -> None:
         given = getattr(config.model, key)
         if given is not None and key in saved and saved[key] is not None and given != saved[key]:
             raise UserError(
-                f"model.{key}={given}: {path} has {saved[key]}; set model.{key}={saved[key]} or model.{key}=null, or"
-                " give another checkpoint"
+                f"model.{key}={given}: {path} has {saved[key]}; set model.{key}={saved[key]} or"
+                f" model.{key}=null, or give another checkpoint"
             )

@@ -38,9 +38,9 @@ def save_nemo(actor: MegatronGPTTEPOActorModel, path: Path) -> None:
 def any_vocabulary_padding() -> Iterator[None]:
     """Let weights be loaded whose vocabulary was padded for another tensor-parallel size.
 
-    Megatron-core asks for this itself: it compares all shapes but those of the embedding and the output layer,
-    and fills rows that the file lacks with zeros. Recent versions of PyTorch then compare sizes once more and
-    know of no exception.
+    Megatron-core asks for this itself: it compares all shapes but those of the embedding and the output
+    layer, and fills rows that the file lacks with zeros. Recent versions of PyTorch then compare sizes once
+    more and know of no exception.
     """
     create_local_plan = MCoreLoadPlanner.create_local_plan
 

@@ -7,7 +7,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from tepo_nemo.config.schema import Config
 
-_OPTIMIZERS = {"adam": "adamw", "sgd": "sgd", "distributed_adam": "mcore_distributed_optim"}
+_OPTIMIZERS = {"adam": "fused_adam", "sgd": "sgd", "distributed_adam": "mcore_distributed_optim"}
 
 
 def host_config(config: Config) -> DictConfig:

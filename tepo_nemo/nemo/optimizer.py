@@ -13,7 +13,7 @@ from tepo_nemo.training.policy import UpdateResult
 def clip_and_step(
     actor: MegatronGPTTEPOActorModel, optimizer: Optimizer, *, learning_rate: float, gradient_clip: float
 ) -> UpdateResult:
-    """Clip to a global norm of `gradient_clip` (0: no clipping) and step; a gradient that is not finite is skipped.
+    """Clip to a global norm of `gradient_clip` (0: no clipping) and step; skip a gradient that is not finite.
 
     The norm is the same on every rank, and so is the decision.
     """

@@ -10,7 +10,7 @@ _SWITCHES = ("sequence_parallel", "reduce_scatter_embeddings")
 
 
 def set_sequence_parallelism(model: MegatronGPTModel, enabled: bool) -> None:
-    """Set it in the configuration and in every module that keeps a copy; no effect on a model built without."""
+    """Set it in the configuration and in every module that keeps a copy; nothing for a model without."""
     if not model.cfg.get("sequence_parallel", False):
         return
     model.transformer_config.sequence_parallel = enabled

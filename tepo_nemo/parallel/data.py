@@ -33,7 +33,7 @@ def sum_over_ranks(values: Mapping[str, Tensor], group: dist.ProcessGroup | None
     device = _device(group)
     total = torch.stack([values[name].detach().to(device, torch.float64) for name in names])
     dist.all_reduce(total, group=group)
-    by_name = dict(zip(names, total.unbind()))
+    by_name = dict(zip(names, total.unbind(), strict=True))
     return {name: by_name[name] for name in values}
 
 
@@ -49,12 +49,12 @@ def gather_ragged_rows(rows: Tensor, group: dist.ProcessGroup | None) -> Tensor:
     if group is None:
         return rows.detach()
     kind = f"{list(rows.shape[1:])} {rows.dtype}"
-    counts, kinds = zip(*_gather_integers([len(rows), _fingerprint([kind])], group))
+    counts, kinds = zip(*_gather_integers([len(rows), _fingerprint([kind])], group), strict=True)
     if len(set(kinds)) > 1:
         raise ValueError(f"ranks gather rows of different kinds: {', '.join(_gather_objects(kind, group))}")
     padded = rows.new_zeros((max(counts), *rows.shape[1:]), device=_device(group))
     padded[: len(rows)] = rows.detach()
-    parts = [part[:count] for part, count in zip(gather_stacked(padded, group), counts)]
+    parts = [part[:count] for part, count in zip(gather_stacked(padded, group), counts, strict=True)]
     return torch.cat(parts).to(rows.device)
 
 

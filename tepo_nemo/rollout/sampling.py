@@ -97,8 +97,8 @@ def sample_tokens(
         group: tensor-parallel group, None for one rank.
 
     Returns:
-        tokens int64 [N], and their log-probabilities fp32 [N] at `temperature` (at 1 when it is 0). A row with
-        a NaN among its logits gets some token of the vocabulary and the log-probability NaN.
+        tokens int64 [N], and their log-probabilities fp32 [N] at `temperature` (at 1 when it is 0). A row
+        with a NaN among its logits gets some token of the vocabulary and the log-probability NaN.
     """
     first = (0 if group is None else dist.get_rank(group)) * logits.shape[1]
     ids = torch.arange(first, first + logits.shape[1], device=logits.device)

@@ -36,10 +36,10 @@ METRICS: dict[str, str] = {
     "time/old_stats_s": "seconds of forward-only passes: old log-probs and entropies, batch statistics",
     "time/train_s": "seconds of all updates of the step, optimizer included",
     "time/step_s": "seconds of the whole step",
-    "update/skipped": "updates of the step that were not made: no groups to fill them, or a gradient not finite",
+    "update/skipped": "updates of the step not made: no groups to fill them, or a gradient not finite",
 }
 EVALUATION_PREFIX = "eval/"  # eval/<benchmark>: avg@k as a fraction, mean over samples, then over problems
-OWN_PREFIX = "objective/"  # metrics that an objective from outside this package returns beside the common ones
+OWN_PREFIX = "objective/"  # what an objective from outside this package measures beside the common ones
 
 
 class MetricsWriter:
@@ -68,7 +68,7 @@ class MetricsWriter:
         """
         for key, value in metrics.items():
             if key not in METRICS and not key.startswith((EVALUATION_PREFIX, OWN_PREFIX)):
-                raise KeyError(f"metric {key!r} has no entry in METRICS; call your own metrics {OWN_PREFIX}NAME")
+                raise KeyError(f"metric {key!r} is not in METRICS; call your own metrics {OWN_PREFIX}NAME")
             if not isinstance(value, numbers.Real):
                 raise TypeError(f"metric {key!r} is {type(value).__name__}, not a number")
         if step <= self._last_step:

@@ -2,8 +2,8 @@ import dataclasses
 
 import pytest
 
-from tepo_nemo.errors import UserError
 from tepo_nemo.config.layout import Layout, plan_layout
+from tepo_nemo.errors import UserError
 
 PAPER = dict(
     nodes=1,

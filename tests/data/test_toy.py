@@ -32,7 +32,11 @@ def test_defaults(tmp_path):
             assert prompt.gold == str(sum(operands(prompt)))
             assert set(prompt.prompt + prompt.gold) <= set(TOY_CHARACTERS)
     levels = [prompt.metadata["level"] for prompt in sets["test"]]
-    assert [levels.count(level) for level in (0, 1, 2)] == [102, 256, 154]  # 512 at 2:5:3 is 102.4, 256, 153.6
+    assert [levels.count(level) for level in (0, 1, 2)] == [
+        102,
+        256,
+        154,
+    ]  # 512 at 2:5:3 is 102.4, 256, 153.6
     assert sorted(os.listdir(tmp_path)) == ["toy"]
     assert sorted(os.listdir(tmp_path / "toy")) == sorted(f"{name}.jsonl" for name in FILES)
 
@@ -95,9 +99,13 @@ def test_splits_share_no_problem_and_hold_none_twice(tmp_path, mixture):
 def test_no_seed_size_or_mixture_moves_a_problem_to_another_split(tmp_path):
     """A model trained on the data of one seed may be tested on that of another."""
     trained, tested = set(), set()
-    for seed, (mixture, train) in enumerate([({1: 1.0}, 2000), ({1: 1.0, 2: 1.0}, 700), ({0: 0.1, 1: 1.0}, 300)]):
+    for seed, (mixture, train) in enumerate(
+        [({1: 1.0}, 2000), ({1: 1.0, 2: 1.0}, 700), ({0: 0.1, 1: 1.0}, 300)]
+    ):
         sets = make(tmp_path / str(seed), seed=seed, mixture=mixture, train=train, test=300)
-        trained |= {tuple(sorted(operands(p))) for name in ("train", "validation", "warm_start") for p in sets[name]}
+        trained |= {
+            tuple(sorted(operands(p))) for name in ("train", "validation", "warm_start") for p in sets[name]
+        }
         tested |= {tuple(sorted(operands(prompt))) for prompt in sets["test"]}
     assert len(tested) > 300 and not trained & tested
 
@@ -137,7 +145,9 @@ def test_the_seed_decides_what_is_taken(tmp_path):
     other = make(tmp_path / "c", seed=2)
     assert first == again
     for name in FILES:
-        assert (tmp_path / "a" / f"{name}.jsonl").read_bytes() == (tmp_path / "b" / f"{name}.jsonl").read_bytes()
+        assert (tmp_path / "a" / f"{name}.jsonl").read_bytes() == (
+            tmp_path / "b" / f"{name}.jsonl"
+        ).read_bytes()
         assert {p.id for p in first[name]} != {p.id for p in other[name]}
 
 
@@ -151,7 +161,10 @@ def test_a_larger_set_holds_the_smaller_one(tmp_path):
     ("arguments", "reason"),
     [
         ({"test": 5000}, r"test has \d+ prompts of level 0, 1000 are asked for"),
-        ({"mixture": {2: 1.0}, "validation": 500}, r"validation has \d+ prompts of level 2, 500 are asked for"),
+        (
+            {"mixture": {2: 1.0}, "validation": 500},
+            r"validation has \d+ prompts of level 2, 500 are asked for",
+        ),
         ({"mixture": {7: 1.0}}, r"level 7 is unknown; choose from \[0, 1, 2\]"),
         ({"mixture": {2: 0.0}}, "share 0.0"),
         ({"mixture": {2: 1.0, 1: -1.0}}, "share -1.0"),

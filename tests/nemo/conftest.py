@@ -42,7 +42,9 @@ def given(worlds: Worlds, toy: ToyFolder) -> Callable[[bool], Given]:
 
 
 @pytest.fixture(scope="session")
-def run(worlds: Worlds, toy: ToyFolder, given: Callable[[bool], Given]) -> Callable[[str, bool], dict[str, Outcome]]:
+def run(
+    worlds: Worlds, toy: ToyFolder, given: Callable[[bool], Given]
+) -> Callable[[str, bool], dict[str, Outcome]]:
     """`run(layout, tied)`: the outcome of each job of `layout_jobs`; every layout works once."""
 
     def work(layout: str, tied: bool) -> dict[str, Outcome]:

@@ -6,8 +6,10 @@ from typing import NamedTuple
 
 import pytest
 import torch
-from support.layouts import CLIP, LAYOUTS, OPTIMIZERS, REFERENCE, Given, Outcome, assert_close
+from support.layouts import BF16, CLIP, FP32, REFERENCE, Given, Outcome, assert_close
 from support.synthetic import RESPONSES_PER_UPDATE, Rows
+
+pytestmark = pytest.mark.timeout(300)  # the first test to need a layout waits for it
 
 Run = Callable[[str, bool], dict[str, Outcome]]
 
@@ -26,7 +28,7 @@ def _layouts(*also: str) -> pytest.MarkDecorator:
 every_layout = _layouts()
 also_the_reference = _layouts(REFERENCE)
 both = pytest.mark.parametrize("tied", [False, True], ids=["untied", "tied"])
-optimizers = pytest.mark.parametrize("optimizer", [name for name in OPTIMIZERS if name != "production"])
+optimizers = pytest.mark.parametrize("optimizer", FP32)
 
 
 def expected_case(name: str) -> str:
@@ -57,7 +59,7 @@ def test_loss_and_gradients_of_micro_batches(run: Run, tied: bool) -> None:
 
 @also_the_reference
 def test_nothing_to_train_on_gives_zero(run: Run, layout: str, tied: bool) -> None:
-    """A mini-batch without a trained token: a loss of 0 and gradients of 0, no NaN, on every rank (fault 9)."""
+    """A mini-batch without a trained token: loss and gradients of 0, no NaN, on every rank (fault 9)."""
     outcome = run(layout, tied)["sgd"]
     assert outcome.losses["all masked"] == 0
     for name, gradient in outcome.gradients["all masked"].items():
@@ -80,13 +82,17 @@ def test_weights_after_three_updates(run: Run, layout: str, tied: bool, optimize
     assert min(expected.grad_norms) > 2 * CLIP, "clipping is to be active"
     assert actual.grad_norms == pytest.approx(expected.grad_norms, rel=1e-5)
     assert_close(actual.before, expected.before, 0, "weights before")
-    assert_close(actual.change, expected.change, 1e-4 if optimizer == "sgd" else 1e-2, "change of the weights")
+    assert_close(
+        actual.change, expected.change, 1e-4 if optimizer == "sgd" else 1e-2, "change of the weights"
+    )
 
 
 @both
 def test_distributed_adam_is_adam(run: Run, tied: bool) -> None:
     reference = run(REFERENCE, tied)
-    assert_close(reference["distributed_adam"].change, reference["adam"].change, 1e-3, "change of the weights")
+    assert_close(
+        reference["distributed_adam"].change, reference["adam"].change, 1e-3, "change of the weights"
+    )
 
 
 @optimizers
@@ -116,10 +122,10 @@ def test_metrics_are_equal_on_every_rank(run: Run, layout: str, tied: bool) -> N
     for optimizer, outcome in run(layout, tied).items():
         for other in outcome.metrics[1:]:
             assert _equal(other, outcome.metrics[0]), optimizer
-        if optimizer != "production":
+        if optimizer not in BF16:
             for case, metrics in run(REFERENCE, tied)[optimizer].metrics[0].items():
                 actual = outcome.metrics[0][case]
-                assert actual == pytest.approx(metrics, rel=1e-4, abs=1e-6, nan_ok=True), case
+                assert actual == pytest.approx(metrics, rel=1e-4, abs=1e-5, nan_ok=True), case
 
 
 def _equal(a: dict[str, dict[str, float]], b: dict[str, dict[str, float]]) -> bool:
@@ -143,9 +149,9 @@ def test_sequence_parallelism_and_recomputation_are_active(run: Run) -> None:
 
 @both
 def test_no_decision_is_near_its_threshold(run: Run, given: Callable[[bool], Given], tied: bool) -> None:
-    """Otherwise rounding would decide, and the comparisons above would compare nothing; and all sides occur."""
+    """Otherwise rounding would decide, and there would be nothing to compare; and all sides occur."""
     start = given(tied)
-    for optimizer in ("sgd", "adam", "distributed_adam"):
+    for optimizer in FP32:
         for number, now in enumerate(run(REFERENCE, tied)[optimizer].statistics):
             rows = range(number * RESPONSES_PER_UPDATE, (number + 1) * RESPONSES_PER_UPDATE)
             decisions = _decisions(start, now, rows)
@@ -193,12 +199,17 @@ def _margin_of_other_methods(decisions: Sequence[Decision]) -> float:
     advantages = torch.cat([torch.full_like(decision.logprobs, decision.advantage) for decision in decisions])
     logprobs = torch.cat([decision.logprobs for decision in decisions])
     covariance = (advantages - advantages.mean()) * (logprobs - logprobs.mean())
-    return min(float(distance.abs().min()) for distance in (ratios - 0.8, ratios - 1.2, ratios - 10, covariance))
+    return min(
+        float(distance.abs().min()) for distance in (ratios - 0.8, ratios - 1.2, ratios - 10, covariance)
+    )
 
 
 def _assert_all_sides_occur(decisions: Sequence[Decision]) -> None:
     sides = {
-        (decision.advantage > 0, "above" if decision.ratio > 1.2 else "below" if decision.ratio < 0.8 else "between")
+        (
+            decision.advantage > 0,
+            "above" if decision.ratio > 1.2 else "below" if decision.ratio < 0.8 else "between",
+        )
         for decision in decisions
         if decision.advantage != 0
     }

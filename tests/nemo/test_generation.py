@@ -1,4 +1,4 @@
-"""The embedded engine: the same tokens at every layout and batch size, with the log-probs that training sees."""
+"""The embedded engine: the same tokens at every layout and batch size, with the log-probs of training."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -17,9 +17,13 @@ from support.worlds import Worlds
 from tepo_nemo.rollout.protocol import Generation, GenerationRequest
 from tepo_nemo.rollout.sampling import prompt_key
 
+pytestmark = pytest.mark.timeout(300)  # the first test to need a layout waits for it
+
 SAMPLES, LONGEST = 2, 10
 PROMPTS = [
-    torch.randint(FIRST_CHARACTER, VOCABULARY, (length,), generator=torch.Generator().manual_seed(length)).tolist()
+    torch.randint(
+        FIRST_CHARACTER, VOCABULARY, (length,), generator=torch.Generator().manual_seed(length)
+    ).tolist()
     for length in (9, 1, 5, 2, 8, 3)
 ]
 SAMPLED = GenerationRequest(
@@ -41,7 +45,9 @@ GENERATING = [REFERENCE, "tp2", "pp2", "dp2", "tp2_pp2", "tp2_sp"]
 
 
 @pytest.fixture(scope="module")
-def generated(worlds: Worlds, toy: ToyFolder, given: Callable[[bool], Given]) -> Callable[[str], list[Generated]]:
+def generated(
+    worlds: Worlds, toy: ToyFolder, given: Callable[[bool], Given]
+) -> Callable[[str], list[Generated]]:
     """`generated(layout)`: the answers of all ranks. A loss is taken afterwards, on the same model."""
     start = given(False)
 
@@ -56,7 +62,10 @@ def generated(worlds: Worlds, toy: ToyFolder, given: Callable[[bool], Given]) ->
 
 def rows_of(generation: Generation) -> list[list[int]]:
     """Tokens of each response."""
-    return [row[:length] for row, length in zip(generation.tokens.tolist(), generation.lengths.tolist(), strict=True)]
+    return [
+        row[:length]
+        for row, length in zip(generation.tokens.tolist(), generation.lengths.tolist(), strict=True)
+    ]
 
 
 def logprobs_of(generation: Generation) -> torch.Tensor:
@@ -91,7 +100,9 @@ def test_a_row_does_not_depend_on_its_companions(generated: Callable[[str], list
 
 @pytest.mark.parametrize("name", ["sampled", "cool", "greedy"])
 @pytest.mark.parametrize("layout", GENERATING)
-def test_logprobs_are_those_of_training(generated: Callable[[str], list[Generated]], layout: str, name: str) -> None:
+def test_logprobs_are_those_of_training(
+    generated: Callable[[str], list[Generated]], layout: str, name: str
+) -> None:
     """At the temperature of the request (fault 17), and at 1 for greedy responses."""
     measured = {}
     for answer in generated(layout):
@@ -131,7 +142,10 @@ def test_greedy_takes_the_most_likely_token_of_a_full_forward(
 
 
 def test_greedy_is_what_nemo_generates(
-    generated: Callable[[str], list[Generated]], worlds: Worlds, toy: ToyFolder, given: Callable[[bool], Given]
+    generated: Callable[[str], list[Generated]],
+    worlds: Worlds,
+    toy: ToyFolder,
+    given: Callable[[bool], Given],
 ) -> None:
     config = LAYOUTS[REFERENCE].config(toy, *given(False).overrides)
     (expected,) = worlds(1, stack="nemo").run(generate_with_nemo, config, PROMPTS, LONGEST, timeout=110)
@@ -149,7 +163,9 @@ def test_padding_columns_do_not_exist(
     """Neither for the sampler nor for the statistics, however large their logits (fault 12)."""
     config = LAYOUTS[layout].config(toy, *given(False).overrides)
     requests = {name: REQUESTS[name] for name in ("sampled", "greedy")}
-    answers = worlds(LAYOUTS[layout].ranks, stack="nemo").run(generate_with_loud_padding, config, requests, timeout=110)
+    answers = worlds(LAYOUTS[layout].ranks, stack="nemo").run(
+        generate_with_loud_padding, config, requests, timeout=110
+    )
     for name in requests:
         quiet = generated(layout)[0]
         assert rows_of(answers[0].responses[name, None]) == rows_of(quiet.responses[name, None])

@@ -6,20 +6,21 @@ from collections.abc import Callable
 import pytest
 import torch
 from support.gather import whole
-from support.layouts import LAYOUTS, OPTIMIZERS, Given
+from support.layouts import CLIP, LAYOUTS, MODES, Given
 from support.once import once
 from support.steps import Recovery, Step, recover, same_weights, take_steps
 from support.toy import VOCABULARY, ToyFolder
 from support.worlds import Worlds
 from torch import Tensor
 
+pytestmark = pytest.mark.timeout(300)  # the first test to need a layout waits for it
+
 LEARNING_RATE = 0.0625  # not the configured one
-CLIP = 0.5
-MODES = {
-    "sgd": [*OPTIMIZERS["sgd"], "trainer.optimizer.gradient_clip=0"],
-    "clipped sgd": [*OPTIMIZERS["sgd"], f"trainer.optimizer.gradient_clip={CLIP}"],
-    "adam": [*OPTIMIZERS["adam"], "trainer.optimizer.gradient_clip=0"],
-    "distributed_adam": [*OPTIMIZERS["distributed_adam"], "trainer.optimizer.gradient_clip=0"],
+OPTIMIZERS = {
+    "sgd": [*MODES["sgd"], "trainer.optimizer.gradient_clip=0"],
+    "clipped sgd": [*MODES["sgd"], f"trainer.optimizer.gradient_clip={CLIP}"],
+    "adam": [*MODES["adam"], "trainer.optimizer.gradient_clip=0"],
+    "distributed_adam": [*MODES["distributed_adam"], "trainer.optimizer.gradient_clip=0"],
 }
 
 
@@ -29,16 +30,18 @@ Recoveries = Callable[[str], dict[str, list[Recovery]]]
 
 @pytest.fixture(scope="module")
 def steps(worlds: Worlds, toy: ToyFolder, given: Callable[[bool], Given]) -> dict[str, list[Step]]:
-    """A step of each mode, of all ranks of TP2."""
+    """A step of each optimizer, of all ranks of TP2."""
     start = given(False)
-    configs = [LAYOUTS["tp2"].config(toy, *start.overrides, *overrides) for overrides in MODES.values()]
+    configs = [LAYOUTS["tp2"].config(toy, *start.overrides, *overrides) for overrides in OPTIMIZERS.values()]
     of_ranks = worlds(2, stack="nemo").run(
         take_steps, configs, start.batch, start.old, LEARNING_RATE, timeout=110
     )
-    return dict(zip(MODES, map(list, zip(*of_ranks, strict=True)), strict=True))
+    return dict(zip(OPTIMIZERS, map(list, zip(*of_ranks, strict=True)), strict=True))
 
 
-def weights_and_gradients(steps: list[Step]) -> tuple[dict[str, Tensor], dict[str, Tensor], dict[str, Tensor]]:
+def weights_and_gradients(
+    steps: list[Step],
+) -> tuple[dict[str, Tensor], dict[str, Tensor], dict[str, Tensor]]:
     """Weights before, gradients, and weights after, of the whole model."""
     return tuple(
         whole([getattr(step, part) for step in steps], vocabulary=VOCABULARY, tied=False)
@@ -74,7 +77,7 @@ def test_the_first_step_of_adam(steps: dict[str, list[Step]], mode: str) -> None
         torch.testing.assert_close(after[name].double(), expected, rtol=1e-6, atol=1e-7)
 
 
-# By layout: what is put into an advantage of the last data-parallel rank, and the optimizers that must not take it.
+# What is put into an advantage of the last data-parallel rank, and the optimizers that must not take it.
 POISONED = {
     "dp2-nan": ("dp2", math.nan, ["adam", "distributed_adam", "production"]),
     "dp2-inf": ("dp2", math.inf, ["adam", "distributed_adam", "production"]),
@@ -88,16 +91,18 @@ def recoveries(worlds: Worlds, toy: ToyFolder, given: Callable[[bool], Given]) -
 
     def work(name: str) -> dict[str, list[Recovery]]:
         layout, poison, modes = POISONED[name]
-        configs = [LAYOUTS[layout].config(toy, *start.overrides, *OPTIMIZERS[mode]) for mode in modes]
+        configs = [LAYOUTS[layout].config(toy, *start.overrides, *MODES[mode]) for mode in modes]
         of_ranks = worlds(2, stack="nemo").run(recover, configs, start.batch, start.old, poison, timeout=110)
         return dict(zip(modes, zip(*of_ranks, strict=True), strict=True))
 
     return once(work)
 
 
-@pytest.mark.parametrize(("name", "mode"), [(name, mode) for name, (*_, modes) in POISONED.items() for mode in modes])
+@pytest.mark.parametrize(
+    ("name", "mode"), [(name, mode) for name, (*_, modes) in POISONED.items() for mode in modes]
+)
 def test_a_gradient_that_is_not_finite_is_skipped(recoveries: Recoveries, name: str, mode: str) -> None:
-    """By every rank, also by those whose own part of it is finite; weights and optimizer stay as they were."""
+    """By every rank, also where its own part is finite; weights and optimizer stay as they were."""
     for recovery in recoveries(name)[mode]:
         assert recovery.poisoned.result.skipped
         assert not math.isfinite(recovery.poisoned.result.grad_norm)

@@ -11,6 +11,8 @@ from support.reference_model import grpo_terms, response_statistics, tepo_terms,
 from support.synthetic import first_rows
 from support.toy import ToyFolder
 
+pytestmark = pytest.mark.timeout(300)  # the first test to need a layout waits for it
+
 both = pytest.mark.parametrize("tied", [False, True], ids=["untied", "tied"])
 
 TERMS = {
@@ -32,7 +34,9 @@ def test_statistics(given: Callable[[bool], Given], tied: bool) -> None:
     start = given(tied)
     expected = torch.zeros(2, *start.start.logprobs.shape, dtype=torch.float64)
     for row, length in enumerate(start.batch.response_lengths.tolist()):
-        for place, value in zip(expected, response_statistics(start.weights_in_float64, start.batch, row), strict=True):
+        for place, value in zip(
+            expected, response_statistics(start.weights_in_float64, start.batch, row), strict=True
+        ):
             place[row, :length] = value.detach()
     torch.testing.assert_close(start.start.logprobs.double(), expected[0], rtol=0, atol=1e-5)
     torch.testing.assert_close(start.start.entropy.double(), expected[1], rtol=0, atol=1e-5)
@@ -54,5 +58,5 @@ def test_loss_and_gradients(
     loss = token_mean_loss(weights, batch, old, TERMS[name])
     gradients = torch.autograd.grad(loss, list(weights.values()))
     actual = run(REFERENCE, tied)["sgd"]
-    assert actual.losses[name] == pytest.approx(float(loss), rel=1e-5)
+    assert actual.losses[name] == pytest.approx(loss.item(), rel=1e-5)
     assert_close(actual.gradients[name], dict(zip(weights, gradients, strict=True)), 1e-5, name)

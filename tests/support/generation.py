@@ -1,4 +1,4 @@
-"""What the ranks of a layout generate. Asked and answered in one call."""
+"""What the ranks of a layout generate. Asked for in one call."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -18,7 +18,9 @@ class Generated:
     """One rank's answer."""
 
     responses: dict[tuple[str, int | None], Generation]  # by name of the request and batch size
-    statistics: dict[str, Found]  # of the responses to each request, forward only; log-probs at its temperature
+    statistics: dict[
+        str, Found
+    ]  # of the responses to each request, forward only; log-probs at its temperature
     after: Taken | None = None  # a loss that was taken after generating
 
 

@@ -72,7 +72,7 @@ def response_statistics(
 
 
 TokenTerms = Callable[[Tensor, Tensor, Tensor, Tensor, float], Tensor]
-"""(log-probs, entropies, old log-probs, old entropies, advantage) of a response -> its tokens' loss terms, [|o|]."""
+"""(log-probs, entropies, old log-probs, old entropies, advantage) of a response -> loss terms, [|o|]."""
 
 
 def token_mean_loss(
@@ -91,7 +91,9 @@ def token_mean_loss(
 def tepo_terms(*, clip: float = 0.2, kl_coefficient: float = 0.01, entropy_bonus: float = 0.0) -> TokenTerms:
     """Equation 4 in the PPO form, with k3 and an entropy bonus."""
 
-    def terms(logp: Tensor, entropy: Tensor, old_logp: Tensor, old_entropy: Tensor, advantage: float) -> Tensor:
+    def terms(
+        logp: Tensor, entropy: Tensor, old_logp: Tensor, old_entropy: Tensor, advantage: float
+    ) -> Tensor:
         d = logp - old_logp
         ratio = d.mean().exp()
         surrogate = torch.minimum(ratio * advantage, ratio.clamp(1 - clip, 1 + clip) * advantage)
@@ -104,7 +106,9 @@ def tepo_terms(*, clip: float = 0.2, kl_coefficient: float = 0.01, entropy_bonus
 def grpo_terms(*, clip: float = 0.2) -> TokenTerms:
     """The PPO loss on token ratios; its dual clip of 10 is never reached here."""
 
-    def terms(logp: Tensor, entropy: Tensor, old_logp: Tensor, old_entropy: Tensor, advantage: float) -> Tensor:
+    def terms(
+        logp: Tensor, entropy: Tensor, old_logp: Tensor, old_entropy: Tensor, advantage: float
+    ) -> Tensor:
         ratio = (logp - old_logp).exp()
         return torch.maximum(-ratio * advantage, -ratio.clamp(1 - clip, 1 + clip) * advantage)
 

@@ -17,7 +17,13 @@ class Interrupted(Exception):
 
 
 def update_and_save(
-    rank: int, world_size: int, config: Config, path: Path, batch: TrainBatch, old: Rows, request: GenerationRequest
+    rank: int,
+    world_size: int,
+    config: Config,
+    path: Path,
+    batch: TrainBatch,
+    old: Rows,
+    request: GenerationRequest,
 ) -> tuple[Part, Generation]:
     """Move the weights, fail to save them, then save them; the weights and what they generate."""
     host, policy = build_policy(config)

@@ -70,7 +70,9 @@ def recover(
 
 
 def _first(policy: "MegatronPolicy", batch: TrainBatch, old: Rows) -> MiniBatch:
-    return mini_batches_of(policy, batch, old, responses_per_update=RESPONSES_PER_UPDATE, micro_batch_size=4)[0]
+    return mini_batches_of(policy, batch, old, responses_per_update=RESPONSES_PER_UPDATE, micro_batch_size=4)[
+        0
+    ]
 
 
 def _step(host, policy: "MegatronPolicy", mini_batch: MiniBatch, learning_rate: float) -> Step:

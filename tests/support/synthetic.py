@@ -32,8 +32,8 @@ Found = dict[int, tuple[Tensor, Tensor]]
 
 
 def synthetic_batch() -> TrainBatch:
-    """Prompts of 2 to 9 tokens, responses of 1 to 12, advantages of both signs, a group of zeros, and a response
-    that is not trained on."""
+    """Prompts of 2 to 9 tokens, responses of 1 to 12, advantages of both signs, a group of zeros, and a
+    response that is not trained on."""
     random = torch.Generator().manual_seed(3)
 
     def tokens(count: int) -> Tensor:
@@ -45,9 +45,11 @@ def synthetic_batch() -> TrainBatch:
     responses = tokens(len(groups) * LONGEST_RESPONSE).view(len(groups), LONGEST_RESPONSE)
     ended = torch.rand(len(groups), generator=random) < 0.7
     responses[ended, lengths[ended] - 1] = STOP_TOKEN
-    # Two up and two down in a group. Not centred: a loss that is a small difference of large terms would have no
-    # accurate digits to compare.
-    advantages = torch.tensor([1.0, 1.0, -2.0, -2.0]) * (0.5 + 0.5 * torch.rand(GROUPS, GROUP_SIZE, generator=random))
+    # Two up and two down in a group. Not centred: a loss that is a small difference of large terms would have
+    # no accurate digits to compare.
+    advantages = torch.tensor([1.0, 1.0, -2.0, -2.0]) * (
+        0.5 + 0.5 * torch.rand(GROUPS, GROUP_SIZE, generator=random)
+    )
     advantages[ZERO_GROUP] = 0
     lengths[MASKED_RESPONSE] = 0
     return TrainBatch(
@@ -133,9 +135,7 @@ def _place(rows: Rows, micro: MicroBatch) -> TokenStatistics:
     return TokenStatistics(*placed)
 
 
-def to_rows(
-    mini_batches: Sequence[MiniBatch], statistics: Sequence[Sequence[TokenStatistics]]
-) -> Found:
+def to_rows(mini_batches: Sequence[MiniBatch], statistics: Sequence[Sequence[TokenStatistics]]) -> Found:
     """What statistics say of this rank's responses: the way back of `_place`."""
     found: Found = {}
     for mini, of_mini in zip(mini_batches, statistics, strict=True):

@@ -1,4 +1,4 @@
-"""A toy model on the real host stack: its configuration, its tokenizer, and hosts built from them in the ranks."""
+"""A toy model on the real host stack: its configuration, its tokenizer, and hosts built from them."""
 
 import gc
 from dataclasses import dataclass
@@ -18,15 +18,20 @@ VOCABULARY = 4 + len(CHARACTERS)  # the special tokens come first
 STOP_TOKEN = 2
 FIRST_CHARACTER = 4
 
-# The shape of configs/model/toy.yaml, narrower and with grouped queries. The vocabulary of 17 is padded to 24
+# That of configs/model/toy.yaml, but narrower and with grouped queries. The vocabulary of 17 is padded to 24
 # columns at TP1 and to 32 at TP2, where the second rank has one true column. Initial weights are large enough
 # for distributions that differ from position to position.
 _SHAPE = (
+    "model.restore_from_path=null",
+    f"model.vocab_size={VOCABULARY}",
+    "model.make_vocab_size_divisible_by=8",
+    "model.num_layers=2",
     "model.hidden_size=64",
     "model.ffn_hidden_size=128",
+    "model.num_attention_heads=4",
     "model.num_query_groups=2",
-    "model.make_vocab_size_divisible_by=8",
     "model.init_method_std=0.15",
+    "rollout.max_response_length=12",
 )
 
 

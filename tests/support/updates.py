@@ -1,4 +1,4 @@
-"""What the ranks of a layout make of a rollout: losses, gradients, updates. Asked and answered in one call."""
+"""What the ranks of a layout make of a rollout: losses, gradients, updates. Asked for in one call."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -26,7 +26,7 @@ class Start(NamedTuple):
 
 
 def make_start(rank: int, world_size: int, config: Config, path: Path, batch: TrainBatch) -> Start:
-    """Save a randomly initialised model; run in one rank. Its norm weights are not 1, so that each has a say."""
+    """Save a model with random weights; run in one rank. Its norm weights are not 1: each has a say."""
     host, policy = build_policy(config)
     random = torch.Generator().manual_seed(5)
     with torch.no_grad():
@@ -76,7 +76,7 @@ class Job:
 
 
 class Taken(NamedTuple):
-    """A loss with its metrics (after `reduce_metrics`), this rank's gradients, and what the first layer saw."""
+    """A loss with its metrics (after `reduce_metrics`), this rank's gradients, what the first layer saw."""
 
     metrics: dict[str, float]
     gradients: Part
@@ -114,7 +114,9 @@ def take_case(host: "Host", policy: "MegatronPolicy", case: Case) -> Taken:
     lengths: list[int] = []
     layer = host.actor.get_model_module_list()[0].decoder.layers[0]
     hook = layer.register_forward_pre_hook(
-        lambda module, args, kwargs: lengths.append(len(kwargs.get("hidden_states", args[0] if args else None))),
+        lambda module, args, kwargs: lengths.append(
+            len(kwargs.get("hidden_states", args[0] if args else None))
+        ),
         with_kwargs=True,
     )
     metrics = _take(host, policy, mini_batch, case.algorithm)
@@ -122,7 +124,9 @@ def take_case(host: "Host", policy: "MegatronPolicy", case: Case) -> Taken:
     return Taken(metrics, own_gradients(host), lengths)
 
 
-def _mini_batches(policy: "MegatronPolicy", asked: Case | Updates, responses_per_update: int) -> list[MiniBatch]:
+def _mini_batches(
+    policy: "MegatronPolicy", asked: Case | Updates, responses_per_update: int
+) -> list[MiniBatch]:
     from tepo_nemo.training.statistics import with_old_statistics
 
     mini_batches = mini_batches_of(

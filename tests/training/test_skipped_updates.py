@@ -79,7 +79,9 @@ def test_a_gradient_that_is_not_finite_is_skipped_and_counted(value):
         assert not torch.equal(policy.weights_after[before], policy.weights_after[after])
     assert torch.isfinite(policy.weights()).all()
     # The skipped update is in no mean.
-    assert all(math.isfinite(row[key]) for row in run.recording.metrics for key in ("grad_norm", "loss", "kl/mean"))
+    assert all(
+        math.isfinite(row[key]) for row in run.recording.metrics for key in ("grad_norm", "loss", "kl/mean")
+    )
 
 
 def test_the_grad_norm_is_the_mean_over_the_updates_that_were_made():
