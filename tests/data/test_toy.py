@@ -36,7 +36,7 @@ def test_defaults(tmp_path):
         102,
         256,
         154,
-    ]  # 512 at 2:5:3 is 102.4, 256, 153.6
+    ]  # 102.4, 256, 153.6
     assert sorted(os.listdir(tmp_path)) == ["toy"]
     assert sorted(os.listdir(tmp_path / "toy")) == sorted(f"{name}.jsonl" for name in FILES)
 

@@ -149,7 +149,7 @@ def different_rows(rank, world_size, shapes, dtypes):
 )
 def test_rows_of_different_kinds_raise_on_every_rank(worlds, shapes, dtypes):
     replies = worlds(2).run(different_rows, shapes, dtypes)
-    kinds = ", ".join(f"{list(shape[1:])} {dtype}" for shape, dtype in zip(shapes, dtypes))
+    kinds = ", ".join(f"{list(shape[1:])} {dtype}" for shape, dtype in zip(shapes, dtypes, strict=True))
     assert replies == [f"ranks gather rows of different kinds: {kinds}"] * 2
 
 

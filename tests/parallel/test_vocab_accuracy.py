@@ -70,7 +70,8 @@ WEIGHTS = {"logprob": (True, False), "entropy": (False, True), "both": (True, Tr
 
 def weighted(case, which):
     """The case with an upstream gradient of both signs for the log-probability, the entropy or both."""
-    names = [name for name, wanted in zip(("logprob_weight", "entropy_weight"), WEIGHTS[which]) if wanted]
+    weights = zip(("logprob_weight", "entropy_weight"), WEIGHTS[which], strict=True)
+    names = [name for name, wanted in weights if wanted]
     return replace(case, **{name: normal(*case.target.shape, seed=len(name)) for name in names})
 
 

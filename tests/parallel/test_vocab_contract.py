@@ -215,7 +215,7 @@ def in_parts(rank, world_size, logits, rows):
     with torch.no_grad():
         parts = [
             vocab_parallel_logprob_entropy(part, target, dist.group.WORLD, **options)
-            for part, target in zip(shard.split(rows), (torch.arange(N) * 10).split(rows))
+            for part, target in zip(shard.split(rows), (torch.arange(N) * 10).split(rows), strict=True)
         ]
     return torch.cat([logprob for logprob, _ in parts]), torch.cat([entropy for _, entropy in parts])
 

@@ -80,9 +80,7 @@ def test_a_metric_that_a_step_lacks_is_left_out():
     assert format_step({"step": 1, "reward/mean": float("nan")}, 8) == "step 1/8  reward   nan"
 
 
-@pytest.mark.parametrize(
-    ("share", "said"), [(0.1, ""), (0.834, "  truncated 83%"), (1.0, "  truncated 100%")]
-)
+@pytest.mark.parametrize(("share", "said"), [(0.1, ""), (0.834, "  truncated 83%"), (1, "  truncated 100%")])
 def test_many_truncated_responses_are_told(share, said):  # faults 34
     assert format_step({"step": 1, "response_length/truncated_fraction": share}, 8) == "step 1/8" + said
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 
 def make_toy_files(folder: Path) -> None:
-    """Make toy/train.jsonl, toy/test.jsonl, and an empty toy/tokenizer/ and toy/warm_start.nemo in `folder`."""
+    """Make toy/train.jsonl, toy/test.jsonl, empty toy/tokenizer/ and toy/warm_start.nemo in `folder`."""
     (folder / "toy" / "tokenizer").mkdir(parents=True)
     (folder / "toy" / "warm_start.nemo").touch()
     for name in ("train", "test"):

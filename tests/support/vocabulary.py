@@ -60,7 +60,8 @@ def dense(case: Case) -> Outcome:
     columns = torch.arange(logits.shape[-1])
     mask = torch.ones_like(case.target, dtype=torch.bool) if case.mask is None else case.mask
     logprobs, entropies = [], []
-    for row, target, counts in zip(logits.flatten(0, -2), case.target.flatten(), mask.flatten()):
+    tokens = zip(logits.flatten(0, -2), case.target.flatten(), mask.flatten(), strict=True)
+    for row, target, counts in tokens:
         if counts:
             allowed = (columns < case.vocab_size) & (row > -torch.inf)
             log_p = (row[allowed] / case.temperature).log_softmax(-1)

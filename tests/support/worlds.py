@@ -169,7 +169,7 @@ class _Ranks:
         for connection in self.connections:
             connection.send_bytes(request)
         deadline = time.monotonic() + timeout
-        waiting = dict(zip(self.connections, range(len(self.connections))))
+        waiting = {connection: rank for rank, connection in enumerate(self.connections)}
         results: dict[int, Any] = {}
         errors: list[BaseException] = []
         while waiting:
