@@ -24,7 +24,7 @@ def check_config(config: Config) -> None:
     _check_architecture(config.model)
     _check_tensor_parallel(config.model)
     _check_pipeline(config.model)
-    _check_precision(config.model)
+    _check_precision(config)
     _check_optimizer(config.trainer.optimizer)
     _check_lengths(config)
     config.layout  # noqa: B018  raises where ranks or responses do not divide
@@ -104,11 +104,24 @@ def _check_pipeline(model: ModelConfig) -> None:
         )
 
 
-def _check_precision(model: ModelConfig) -> None:
+def _check_precision(config: Config) -> None:
+    model, optimizer = config.model, config.trainer.optimizer.name
     if model.megatron_amp_O2 and model.precision != "bf16":
         raise UserError(
             f"model.megatron_amp_O2=true: needs 16-bit weights, and model.precision={model.precision} "
             "(set model.precision=bf16 or remove it)"
+        )
+    if model.megatron_amp_O2 and optimizer != "distributed_adam":
+        raise UserError(
+            f"trainer.optimizer.name={optimizer}: keeps no fp32 copies of the bf16 weights that "
+            "model.megatron_amp_O2=true asks for (set trainer.optimizer.name=distributed_adam)"
+        )
+    autocast = model.precision == "bf16" and not model.megatron_amp_O2
+    if autocast and model.sequence_parallel and config.hardware.accelerator == "cpu":
+        raise UserError(
+            "model.sequence_parallel=true: Megatron's own layers, which the CPU has, cannot be autocast to "
+            "model.precision=bf16 with it (set model.megatron_amp_O2=true and "
+            "trainer.optimizer.name=distributed_adam, or model.sequence_parallel=false)"
         )
 
 

@@ -84,7 +84,7 @@ class MegatronGPTTEPOActorModel(MegatronGPTModel, AlignableGenerativeInterface):
         Runs in training mode, so that the values are those that the training forward of the same
         micro-batch gives under the same weights.
         """
-        outputs = self._run_schedule(self._statistics_step, micro_batches, forward_only=True)
+        outputs = self._run_schedule(self._statistics_step, micro_batches, forward_only=True, collect=True)
         shape = (len(micro_batches), 2, *micro_batches[0].inputs.shape)
         stacked = broadcast_from_last_stage(
             torch.stack(outputs) if outputs else None,
@@ -167,20 +167,28 @@ class MegatronGPTTEPOActorModel(MegatronGPTModel, AlignableGenerativeInterface):
 
     # ----------------------------------------------------------------- shared
 
-    def _run_schedule(self, step, micro_batches: Sequence[MicroBatch], *, forward_only: bool) -> list:
-        """Run Megatron's pipeline schedule; what the last stage collected, and an empty list elsewhere."""
+    def _run_schedule(
+        self, step, micro_batches: Sequence[MicroBatch], *, forward_only: bool, collect: bool = False
+    ) -> list:
+        """Run Megatron's pipeline schedule.
+
+        Returns what the step's second function gave beside the loss (all it gave with `collect`), one entry a
+        micro-batch, on the last stage; an empty list elsewhere.
+        """
         set_sync_funcs(self, forward_only)
         size, length = micro_batches[0].inputs.shape
-        return get_forward_backward_func()(
-            forward_step_func=step,
-            data_iterator=self._make_data_iterator_list(iter(micro_batches)),
-            model=self.model,
-            num_microbatches=len(micro_batches),
-            forward_only=forward_only,
-            seq_length=length,
-            micro_batch_size=size,
-            collect_non_loss_data=step == self._statistics_step,
-        )
+        # Megatron casts in its forward passes alone: what the backward pass recomputes must be cast as well.
+        with torch.autocast("cuda", dtype=self.autocast_dtype, enabled=self.enable_autocast):
+            return get_forward_backward_func()(
+                forward_step_func=step,
+                data_iterator=self._make_data_iterator_list(iter(micro_batches)),
+                model=self.model,
+                num_microbatches=len(micro_batches),
+                forward_only=forward_only,
+                seq_length=length,
+                micro_batch_size=size,
+                collect_non_loss_data=collect,
+            )
 
     def _forward(self, data_iterator, model) -> tuple[MicroBatch, Tensor]:
         micro_batch = next(data_iterator).to(torch.cuda.current_device())

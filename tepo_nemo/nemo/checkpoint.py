@@ -8,6 +8,7 @@ from pathlib import Path
 from unittest.mock import patch
 
 import torch.distributed as dist
+from megatron.core.dist_checkpointing.strategies import filesystem_async
 from megatron.core.dist_checkpointing.strategies.torch import MCoreLoadPlanner
 from torch.distributed.checkpoint.planner import LoadPlan
 
@@ -26,7 +27,12 @@ def save_nemo(actor: MegatronGPTTEPOActorModel, path: Path) -> None:
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir(parents=True)
     dist.barrier()
-    actor.save_to(str(partial / path.name))
+    try:
+        actor.save_to(str(partial / path.name))
+    finally:
+        # Megatron-core keeps a process for the answers of its writers. Letting go of it ends it; a rank that
+        # ends without clean-up would leave it behind.
+        filesystem_async._results_queue = None
     dist.barrier()
     if dist.get_rank() == 0:
         os.replace(partial / path.name, path)

@@ -6,17 +6,12 @@ from typing import NamedTuple
 
 import pytest
 import torch
-from support.layouts import BF16, CLIP, FP32, REFERENCE, Given, Outcome, assert_close
+from support.layouts import BF16, CLIP, FP32, REFERENCE, SPREAD, Given, Outcome, assert_close
 from support.synthetic import RESPONSES_PER_UPDATE, Rows
 
 pytestmark = pytest.mark.timeout(300)  # the first test to need a layout waits for it
 
 Run = Callable[[str, bool], dict[str, Outcome]]
-
-SPREAD = {
-    False: ["tp2", "pp2", "dp2", "tp2_pp2", "tp2_sp", "recompute", "tp2_pp2_sp_recompute", "tp2_dp2"],
-    True: ["tp2", "pp2", "dp2", "tp2_pp2", "tp2_pp2_sp_recompute"],
-}
 
 
 def _layouts(*also: str) -> pytest.MarkDecorator:
@@ -141,7 +136,7 @@ def test_sequence_parallelism_and_recomputation_are_active(run: Run) -> None:
     for layout, length, runs in (
         ("tp2", width, 4),
         ("tp2_sp", width // 2, 4),
-        ("recompute", width, 8),
+        ("pp2_recompute", width, 8),
         ("tp2_pp2_sp_recompute", width // 2, 8),
     ):
         assert run(layout, False)["sgd"].layer_lengths["tepo, micro-batch 4"] == [length] * runs, layout

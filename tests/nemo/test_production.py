@@ -10,7 +10,7 @@ forgotten reduction or a wrong scale moves a gradient by tens of per cent.
 from collections.abc import Callable
 
 import pytest
-from support.layouts import BF16, REFERENCE, Outcome, assert_close, distances
+from support.layouts import BF16, LAYOUTS, REFERENCE, SPREAD, Outcome, assert_close, distances, works
 
 pytestmark = pytest.mark.timeout(300)  # the first test to need a layout waits for it
 
@@ -18,13 +18,22 @@ Run = Callable[[str, bool], dict[str, Outcome]]
 
 ROUNDING = 2.0**-8
 IN_FP32 = {"production": "distributed_adam", "autocast": "adam"}
-both = pytest.mark.parametrize("tied", [False, True], ids=["untied", "tied"])
-modes = pytest.mark.parametrize("mode", BF16)
-layouts = pytest.mark.parametrize("layout", ["tp2", "pp2", "dp2", "tp2_pp2", "tp2_pp2_sp_recompute"])
+BOTH = {False: "untied", True: "tied"}
+both = pytest.mark.parametrize("tied", BOTH, ids=BOTH.values())
+every = [
+    (mode, layout, tied)
+    for mode in BF16
+    for tied, layouts in SPREAD.items()
+    for layout in layouts
+    if works(mode, LAYOUTS[layout])
+]
+every_layout = pytest.mark.parametrize(
+    ("mode", "layout", "tied"), every, ids=[f"{mode}-{layout}-{BOTH[tied]}" for mode, layout, tied in every]
+)
 
 
 @both
-@modes
+@pytest.mark.parametrize("mode", BF16)
 def test_one_rank_is_fp32_but_for_rounding(run: Run, tied: bool, mode: str) -> None:
     """Some tens of roundings in a row, of either sign: 8 is the root of 64."""
     reference = run(REFERENCE, tied)
@@ -38,9 +47,7 @@ def test_one_rank_is_fp32_but_for_rounding(run: Run, tied: bool, mode: str) -> N
     assert min(found.values()) > ROUNDING / 8, "this is to be bf16"
 
 
-@both
-@layouts
-@modes
+@every_layout
 def test_gradients_are_those_of_one_rank_but_for_rounding(
     run: Run, layout: str, tied: bool, mode: str
 ) -> None:
@@ -55,9 +62,7 @@ def test_gradients_are_those_of_one_rank_but_for_rounding(
     assert spread.losses["tepo"] == pytest.approx(reference.losses["tepo"], rel=8 * ROUNDING)
 
 
-@both
-@layouts
-@modes
+@every_layout
 def test_weights_after_three_updates(run: Run, layout: str, tied: bool, mode: str) -> None:
     """Of the model as a whole: Adam makes steps of one size of gradients that are nothing but rounding."""
     spread, reference = run(layout, tied)[mode], run(REFERENCE, tied)[mode]
@@ -69,7 +74,7 @@ def test_weights_after_three_updates(run: Run, layout: str, tied: bool, mode: st
     assert spread.grad_norms == pytest.approx(reference.grad_norms, rel=8 * ROUNDING)
 
 
-@modes
+@pytest.mark.parametrize("mode", BF16)
 @pytest.mark.parametrize(
     ("layout", "tied"),
     [("pp2", False), ("dp2", False), ("dp2", True)],

@@ -1,5 +1,6 @@
 """Saving and loading `.nemo` files. Run in all ranks of a layout."""
 
+import multiprocessing
 from pathlib import Path
 from unittest.mock import patch
 
@@ -50,6 +51,7 @@ def update_and_save(
         else:
             raise AssertionError("the save was interrupted and did not say so")
     policy.save(path)
+    assert not multiprocessing.active_children(), "a rank may end without clean-up, and they would stay"
     return own_weights(host), _generate(policy, request)
 
 
