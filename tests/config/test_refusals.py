@@ -225,6 +225,18 @@ MISTAKES = [
         "model.megatron_amp_O2=true: needs 16-bit weights, and model.precision=32 (set model.precision=bf16 "
         "or remove it)",
     ),
+    (
+        "model.precision=bf16 model.megatron_amp_O2=true",
+        "trainer.optimizer.name=adam: keeps no fp32 copies of the bf16 weights that model.megatron_amp_O2=true "
+        "asks for (set trainer.optimizer.name=distributed_adam)",
+    ),
+    (
+        "model.precision=bf16 model.sequence_parallel=true model.tensor_model_parallel_size=2 "
+        "hardware.devices_per_node=2",
+        "model.sequence_parallel=true: Megatron's own layers, which the CPU has, cannot be autocast to "
+        "model.precision=bf16 with it (set model.megatron_amp_O2=true and "
+        "trainer.optimizer.name=distributed_adam, or model.sequence_parallel=false)",
+    ),
     # what does not fit together
     (
         "trainer.updates_per_rollout=7",
@@ -370,7 +382,8 @@ def test_mistake_is_refused_with_its_line(overrides, message, toy):
         "model.expert_model_parallel_size=1",
         "model.peft.peft_scheme=none",
         "model.hidden_dropout=0",
-        "model.precision=bf16 model.megatron_amp_O2=true",
+        "model.precision=bf16 model.megatron_amp_O2=true trainer.optimizer.name=distributed_adam",
+        "model.precision=bf16",
         "model.precision='32'",
         "model.layernorm_epsilon=1e-5 model.max_position_embeddings=64",
         "model.extra.my_key=3",
