@@ -227,8 +227,8 @@ MISTAKES = [
     ),
     (
         "model.precision=bf16 model.megatron_amp_O2=true",
-        "trainer.optimizer.name=adam: keeps no fp32 copies of the bf16 weights that model.megatron_amp_O2=true "
-        "asks for (set trainer.optimizer.name=distributed_adam)",
+        "trainer.optimizer.name=adam: keeps no fp32 copies of the bf16 weights that "
+        "model.megatron_amp_O2=true asks for (set trainer.optimizer.name=distributed_adam)",
     ),
     (
         "model.precision=bf16 model.sequence_parallel=true model.tensor_model_parallel_size=2 "
