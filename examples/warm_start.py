@@ -39,9 +39,12 @@ def main() -> None:
     arguments = parser.parse_args()
     config = load_config(["experiment=toy_cpu", *ONE_PROCESS, *arguments.overrides])
     set_rank_variables(os.environ)
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # saving forks, and the library would say so
     prepare_devices(config)
-    from tepo_nemo.nemo.warm_start import warm_start
+    from nemo.utils import logging
 
+    logging.setLevel(logging.ERROR)  # NeMo tells every key that its configuration leaves at the default
+    from tepo_nemo.nemo.warm_start import warm_start
     with Progress(transient=True) as progress:
         bar = progress.add_task("warm start", total=arguments.steps)
 
