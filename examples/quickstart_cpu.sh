@@ -30,7 +30,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 source examples/setup_cpu_env.sh
 
 [ -e toy/train.jsonl ] || tepo-nemo prepare-data toy --output toy
-[ -e toy/warm_start.nemo ] || python examples/warm_start.py --output toy/warm_start.nemo
+[ -e toy/warm_start.nemo ] || python -W ignore examples/warm_start.py --output toy/warm_start.nemo
 tepo-nemo train experiment=toy_cpu output="$output" seed="$seed" "${overrides[@]}"
 tepo-nemo plot "$output" > /dev/null
 python - "$output" <<'PYTHON'
