@@ -3,8 +3,8 @@ optimizer), and autocasting from fp32 weights.
 
 Rounding to bf16 moves the gradients by a few per cent, so layouts cannot agree to 1e-5. What can be held: how
 far one rank in bf16 is from fp32 measures the rounding. Another layout rounds at other places, but neither
-more nor differently, so that its distance from fp32, and that from one rank in bf16, are of that size. A
-forgotten reduction or a wrong scale moves a gradient by tens of per cent.
+more nor differently, so that its distances from fp32 and from one rank in bf16 are less than twice that.
+A forgotten reduction or a wrong scale moves a gradient by tens of per cent.
 """
 
 from collections.abc import Callable
@@ -57,8 +57,8 @@ def test_gradients_are_those_of_one_rank_but_for_rounding(
     from_fp32 = distances(spread.gradients["tepo"], fp32.gradients["tepo"])
     from_reference = distances(spread.gradients["tepo"], reference.gradients["tepo"])
     for name, size in rounding.items():
-        assert from_fp32[name] < 1.5 * size, name
-        assert from_reference[name] < 1.5 * size, name
+        assert from_fp32[name] < 2 * size, name
+        assert from_reference[name] < 2 * size, name
     assert spread.losses["tepo"] == pytest.approx(reference.losses["tepo"], rel=8 * ROUNDING)
 
 
@@ -69,8 +69,8 @@ def test_weights_after_three_updates(run: Run, layout: str, tied: bool, mode: st
     fp32 = run(REFERENCE, tied)[IN_FP32[mode]]
     rounding = _distance(reference, fp32)
     assert rounding < 0.3
-    assert _distance(spread, fp32) < 1.5 * rounding
-    assert _distance(spread, reference) < 1.5 * rounding
+    assert _distance(spread, fp32) < 2 * rounding
+    assert _distance(spread, reference) < 2 * rounding
     assert spread.grad_norms == pytest.approx(reference.grad_norms, rel=8 * ROUNDING)
 
 
