@@ -102,6 +102,8 @@ class TrainerConfig(Section):
     """Mini-batches that a rollout is split into, one optimizer update each."""
     micro_batch_size: Count = 1
     """Responses in one forward and backward pass of a copy of the model."""
+    fused_output_layer: bool = True
+    """Never hold the logits of a micro-batch: make them block by block, and again in the backward pass."""
     optimizer: OptimizerConfig = OptimizerConfig()
     """See below."""
     warmup_steps: CountOrZero = 0

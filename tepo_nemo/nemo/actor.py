@@ -22,10 +22,14 @@ from nemo_aligner.utils.train_utils import (
 from omegaconf import DictConfig
 from torch import Tensor
 
+from tepo_nemo.nemo.output_layer import (
+    hidden_states_as_output,
+    response_logprobs_and_entropy,
+    response_positions,
+)
 from tepo_nemo.nemo.sequence_parallelism import set_sequence_parallelism
 from tepo_nemo.objectives.contract import Mean, MinibatchTotals, Objective, TokenBatch
 from tepo_nemo.parallel.pipeline import broadcast_from_last_stage
-from tepo_nemo.parallel.vocab import vocab_parallel_logprob_entropy
 from tepo_nemo.rollout.protocol import Generation, GenerationRequest, RolloutBackend
 from tepo_nemo.training.batch import MicroBatch, MiniBatch, TokenStatistics, add_means
 
@@ -44,7 +48,13 @@ class MegatronGPTTEPOActorModel(MegatronGPTModel, AlignableGenerativeInterface):
         self.automatic_optimization = False
 
     def connect(
-        self, objective: Objective, rollout: RolloutBackend, *, temperature: float, vocab_size: int
+        self,
+        objective: Objective,
+        rollout: RolloutBackend,
+        *,
+        temperature: float,
+        vocab_size: int,
+        fused_output_layer: bool,
     ) -> None:
         """Set what the model is trained with.
 
@@ -52,11 +62,14 @@ class MegatronGPTTEPOActorModel(MegatronGPTModel, AlignableGenerativeInterface):
             temperature: of training rollouts; every log-prob and entropy is taken at it.
             vocab_size: of the true vocabulary; columns that pad it for tensor parallelism do not exist for
                 the mathematics.
+            fused_output_layer: never hold the logits of a micro-batch: make them block by block, and again in
+                the backward pass.
         """
         self.objective = objective
         self.rollout = rollout
         self.temperature = temperature
         self.true_vocab_size = vocab_size
+        self.fused_output_layer = fused_output_layer
 
     # ----------------------------------------------------------------- inference
 
@@ -97,12 +110,14 @@ class MegatronGPTTEPOActorModel(MegatronGPTModel, AlignableGenerativeInterface):
         return [TokenStatistics(logprobs, entropy) for logprobs, entropy in stacked]
 
     def _statistics_step(self, data_iterator, model):
-        micro_batch, logits = self._forward(data_iterator, model)
+        micro_batch, positions, hidden = self._forward(data_iterator, model)
 
-        def collect(logits: Tensor, non_loss_data: bool) -> Tensor:
-            return torch.stack(self._logprobs_and_entropy(logits, micro_batch, entropy_requires_grad=False))
+        def collect(hidden: Tensor, non_loss_data: bool) -> Tensor:
+            return torch.stack(
+                self._logprobs_and_entropy(hidden, micro_batch, positions, entropy_requires_grad=False)
+            )
 
-        return logits, collect
+        return hidden, collect
 
     # ----------------------------------------------------------------- training
 
@@ -136,11 +151,14 @@ class MegatronGPTTEPOActorModel(MegatronGPTModel, AlignableGenerativeInterface):
         return torch.stack([loss for loss, _ in outputs]).sum(), metrics
 
     def _loss_step(self, data_iterator, model, totals: MinibatchTotals, scale: int):
-        micro_batch, logits = self._forward(data_iterator, model)
+        micro_batch, positions, hidden = self._forward(data_iterator, model)
 
-        def loss_func(logits: Tensor) -> tuple[Tensor, tuple[Tensor, dict[str, Mean]]]:
+        def loss_func(hidden: Tensor) -> tuple[Tensor, tuple[Tensor, dict[str, Mean]]]:
             logprobs, entropy = self._logprobs_and_entropy(
-                logits, micro_batch, entropy_requires_grad=self.objective.needs_entropy_gradient
+                hidden,
+                micro_batch,
+                positions,
+                entropy_requires_grad=self.objective.needs_entropy_gradient,
             )
             old = micro_batch.old or TokenStatistics(logprobs.detach(), entropy.detach())
             output = self.objective(
@@ -157,7 +175,7 @@ class MegatronGPTTEPOActorModel(MegatronGPTModel, AlignableGenerativeInterface):
             )
             return output.loss * scale, (output.loss.detach(), output.metrics)
 
-        return logits, loss_func
+        return hidden, loss_func
 
     def finish_training_step(self) -> None:
         grad_reductions(self)
@@ -190,26 +208,33 @@ class MegatronGPTTEPOActorModel(MegatronGPTModel, AlignableGenerativeInterface):
                 collect_non_loss_data=collect,
             )
 
-    def _forward(self, data_iterator, model) -> tuple[MicroBatch, Tensor]:
-        micro_batch = next(data_iterator).to(torch.cuda.current_device())
-        positions = torch.arange(micro_batch.inputs.shape[1], device=micro_batch.inputs.device)
+    def _forward(self, data_iterator, model) -> tuple[MicroBatch, Tensor, Tensor]:
+        """The micro-batch, the positions of its response tokens, and the stage's hidden states."""
+        on_host = next(data_iterator)
+        device = torch.cuda.current_device()
+        micro_batch = on_host.to(device)
+        positions = torch.arange(micro_batch.inputs.shape[1], device=device)
         # Attention is causal without a mask, and nothing valid stands to the right of a response.
-        logits = model(
-            input_ids=micro_batch.inputs,
-            position_ids=positions.expand_as(micro_batch.inputs),
-            attention_mask=None,
-        )
-        return micro_batch, logits
+        with hidden_states_as_output(self):
+            hidden = model(
+                input_ids=micro_batch.inputs,
+                position_ids=positions.expand_as(micro_batch.inputs),
+                attention_mask=None,
+            )
+        # Found on the host: on the device it would wait for everything before it.
+        return micro_batch, response_positions(on_host.mask).to(device, non_blocking=True), hidden
 
     def _logprobs_and_entropy(
-        self, logits: Tensor, micro_batch: MicroBatch, *, entropy_requires_grad: bool
+        self, hidden: Tensor, micro_batch: MicroBatch, positions: Tensor, *, entropy_requires_grad: bool
     ) -> tuple[Tensor, Tensor]:
-        return vocab_parallel_logprob_entropy(
-            logits,
+        return response_logprobs_and_entropy(
+            self.get_model_module_list()[-1],
+            hidden,
             micro_batch.targets,
-            parallel_state.get_tensor_model_parallel_group(),
+            positions,
             temperature=self.temperature,
             vocab_size=self.true_vocab_size,
-            mask=micro_batch.mask,
+            fused=self.fused_output_layer,
             entropy_requires_grad=entropy_requires_grad,
+            dtype=self.torch_dtype,
         )

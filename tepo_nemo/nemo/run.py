@@ -38,7 +38,13 @@ def connect_policy(host: Host, config: Config, objective: Objective) -> Megatron
         vocab_size=vocab_size,
         batch_size=config.rollout.batch_size,
     )
-    host.actor.connect(objective, rollout, temperature=config.rollout.temperature, vocab_size=vocab_size)
+    host.actor.connect(
+        objective,
+        rollout,
+        temperature=config.rollout.temperature,
+        vocab_size=vocab_size,
+        fused_output_layer=config.trainer.fused_output_layer,
+    )
     return MegatronPolicy(host.actor, host.optimizer, gradient_clip=config.trainer.optimizer.gradient_clip)
 
 

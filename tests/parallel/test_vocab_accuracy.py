@@ -7,7 +7,7 @@ import pytest
 import torch
 from support.vocabulary import Case, dense, evaluate, join
 
-from tepo_nemo.parallel import vocab
+from tepo_nemo.parallel import vocab, vocab_shard
 
 N, V = 8, 128
 FIRST_AND_LAST = torch.tensor([0, 31, 32, 63, 64, 95, 96, 127])  # of each of 4 shards, and so of each of 2
@@ -143,7 +143,7 @@ def test_no_group_is_one_rank(worlds):
 
 def in_chunks(rank, world_size, case, rows):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(vocab, "CHUNK_LOGITS", rows * case.logits.shape[-1] // world_size)
+        patch.setitem(vocab_shard.CHUNK_LOGITS, "cpu", 2 * rows * case.logits.shape[-1] // world_size)
         return evaluate(rank, world_size, case)
 
 

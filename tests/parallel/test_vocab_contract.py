@@ -176,6 +176,34 @@ def test_logits_are_never_changed(worlds, dtype, size):  # faults 13, 14
     assert worlds(size).run(use_twice, normal(N, V).to(dtype)) == [(True, True)] * size
 
 
+def overwrite(rank, world_size, logits, options):
+    """Gradient of separate and of overwritten logits, and whether a second backward is refused."""
+    shard = logits.chunk(world_size, -1)[rank].contiguous()
+    found = []
+    for overwrite_logits in (False, True):
+        own = shard.clone().requires_grad_().mul(1)  # not a leaf, as logits are none
+        logprob, entropy = vocab_parallel_logprob_entropy(
+            own, torch.arange(N) * 10, dist.group.WORLD, temperature=0.6, entropy_requires_grad=True,
+            overwrite_logits=overwrite_logits, **options,
+        )  # fmt: skip
+        loss = (logprob * normal(N, seed=1) + entropy * normal(N, seed=2)).sum()
+        [gradient] = torch.autograd.grad([loss], [own], retain_graph=True)
+        found.append(gradient)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        torch.autograd.grad([loss], [own])
+    return torch.equal(*found), gradient.data_ptr() == own.data_ptr()
+
+
+@SIZES
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("options", [{}, {"mask": torch.arange(N) != 3}], ids=["all", "masked"])
+@pytest.mark.parametrize("vocab_size", [V, 120])
+def test_overwriting_gives_the_same_gradient_once(worlds, vocab_size, options, dtype, size):
+    """In the logits' own memory; they are gone then, and a second backward says so."""
+    options = {"vocab_size": vocab_size} | options
+    assert worlds(size).run(overwrite, normal(N, V).to(dtype), options) == [(True, True)] * size
+
+
 # Sizes at the edge
 
 

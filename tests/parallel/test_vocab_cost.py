@@ -3,9 +3,9 @@
 import pytest
 import torch
 import torch.distributed as dist
-from torch.utils._python_dispatch import TorchDispatchMode
+from support.allocations import Allocations
 
-from tepo_nemo.parallel import vocab
+from tepo_nemo.parallel import vocab_shard
 from tepo_nemo.parallel.vocab import vocab_parallel_logprob_entropy
 
 V = 128
@@ -16,23 +16,6 @@ def normal(*shape):
 
 
 COLLECTIVES = ("all_", "reduce", "broadcast", "gather", "scatter")
-
-
-class Allocations(TorchDispatchMode):
-    """Bytes of each storage that an operation makes."""
-
-    def __init__(self):
-        super().__init__()
-        self.sizes = []
-
-    def __torch_dispatch__(self, function, types, arguments=(), keywords=None):
-        result = function(*arguments, **(keywords or {}))
-        flat = torch.utils._pytree.tree_leaves((arguments, keywords))
-        known = {leaf.untyped_storage().data_ptr() for leaf in flat if isinstance(leaf, torch.Tensor)}
-        for leaf in torch.utils._pytree.tree_leaves(result):
-            if isinstance(leaf, torch.Tensor) and leaf.untyped_storage().data_ptr() not in known:
-                self.sizes.append(leaf.untyped_storage().nbytes())
-        return result
 
 
 def count_collectives(patch):
@@ -52,9 +35,10 @@ def count_collectives(patch):
     return calls
 
 
-def cost(rank, world_size, logits, rows):
+def cost(rank, world_size, logits, rows, overwrite):
     """Bytes of each collective and each allocation, forward and backward, and the bytes saved in between."""
-    shard = logits.chunk(world_size, -1)[rank].clone().requires_grad_()
+    # Logits come out of a matrix product: no leaf, whose gradient would be copied.
+    shard = logits.chunk(world_size, -1)[rank].clone().requires_grad_().mul(1)
     target, mask = torch.arange(len(logits)), torch.ones(len(logits), dtype=torch.bool)
     forward, backward, saved = Allocations(), Allocations(), {}
 
@@ -62,7 +46,7 @@ def cost(rank, world_size, logits, rows):
         return saved.setdefault(tensor.untyped_storage().data_ptr(), tensor)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(vocab, "CHUNK_LOGITS", rows * shard.shape[-1])
+        patch.setitem(vocab_shard.CHUNK_LOGITS, "cpu", 2 * rows * shard.shape[-1])
         calls = count_collectives(patch)
         with forward, torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
             logprob, entropy = vocab_parallel_logprob_entropy(
@@ -73,30 +57,37 @@ def cost(rank, world_size, logits, rows):
                 vocab_size=V,
                 mask=mask,
                 entropy_requires_grad=True,
+                overwrite_logits=overwrite,
             )
         calls_forward = len(calls)
         loss = logprob.sum() + entropy.sum()
+        gradients = torch.autograd.grad(loss, [logprob, entropy])
         with backward:
-            loss.backward()
+            torch.autograd.grad([logprob, entropy], [shard], gradients)
     kept = sum(tensor.nbytes for tensor in saved.values())
     return calls[:calls_forward], calls[calls_forward:], sorted(forward.sizes), sorted(backward.sizes), kept
 
 
 @pytest.mark.parametrize("size", [2, 4])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("overwrite", [False, True])
 @pytest.mark.parametrize("rows", [1, 10, 1000])
-def test_one_collective_forward_none_backward_and_small_temporaries(worlds, rows, dtype, size):
-    """Of tokens x vocabulary there is one tensor, the gradient; the rest is chunks or numbers a token."""
+def test_one_collective_forward_none_backward_and_small_temporaries(worlds, rows, overwrite, dtype, size):
+    """Of tokens x vocabulary there is one tensor, the gradient, or none where that takes the logits' place;
+    the rest is chunks or numbers a token."""
     tokens, width = 100, V // size
     logits = normal(tokens, V).to(dtype)
     chunk = min(rows, tokens) * width * 4
     statistics = 4 * tokens * 4  # m, S, D and z_target - m of each token
     gradient = tokens * width * dtype.itemsize
-    for forward, backward, made_forward, made_backward, kept in worlds(size).run(cost, logits, rows):
+    for forward, backward, made_forward, made_backward, kept in worlds(size).run(
+        cost, logits, rows, overwrite
+    ):
         assert forward == [statistics] and backward == []
         assert made_forward[-1] <= max(chunk, statistics * size)
-        assert gradient in made_backward
-        made_backward.remove(gradient)
+        if not overwrite:
+            assert gradient in made_backward
+            made_backward.remove(gradient)
         assert made_backward[-1] <= max(chunk, 8 * tokens)
         # Beside the logits: target 8, mask 1, and four numbers of 4 bytes a token.
         assert kept <= gradient + tokens * (8 + 1 + 4 * 4)
@@ -105,7 +96,7 @@ def test_one_collective_forward_none_backward_and_small_temporaries(worlds, rows
 def allocations_for_transposed(rank, world_size):
     logits, target = normal(10, 20, V).transpose(0, 1), torch.zeros(20, 10, dtype=torch.int64)
     with pytest.MonkeyPatch.context() as patch, Allocations() as made:
-        patch.setattr(vocab, "CHUNK_LOGITS", 5 * V)
+        patch.setitem(vocab_shard.CHUNK_LOGITS, "cpu", 2 * 5 * V)
         vocab_parallel_logprob_entropy(logits, target, None, temperature=1.0, vocab_size=V)
     return max(made.sizes)
 

@@ -23,6 +23,7 @@ class Layout:
     data: int = 1
     sequence_parallel: bool = False
     recompute: bool = False
+    plain_output_layer: bool = False
 
     @property
     def ranks(self) -> int:
@@ -35,6 +36,8 @@ class Layout:
             own.append("model.sequence_parallel=true")
         if self.recompute:
             own.append("model.activations_checkpoint_granularity=full")
+        if self.plain_output_layer:
+            own.append("trainer.fused_output_layer=false")
         return toy.config(*own, *overrides, tensor=self.tensor, pipeline=self.pipeline, data=self.data)
 
 
@@ -49,11 +52,12 @@ LAYOUTS = {
     "pp2_recompute": Layout(pipeline=2, recompute=True),
     "tp2_pp2_sp_recompute": Layout(tensor=2, pipeline=2, sequence_parallel=True, recompute=True),
     "tp2_dp2": Layout(tensor=2, data=2),
+    "tp2_sp_plain": Layout(tensor=2, sequence_parallel=True, plain_output_layer=True),
 }
 # What is compared with the reference, by whether the embedding is tied.
 SPREAD = {
     False: [name for name in LAYOUTS if name != REFERENCE],
-    True: ["tp2", "pp2", "dp2", "tp2_pp2", "tp2_pp2_sp_recompute"],
+    True: ["tp2", "pp2", "dp2", "tp2_pp2", "tp2_pp2_sp_recompute", "tp2_sp_plain"],
 }
 
 
