@@ -21,7 +21,6 @@ ONE_PROCESS = (
     "model.tensor_model_parallel_size=1",
     "model.restore_from_path=null",
     "data.train=toy/warm_start.jsonl",
-    "trainer.micro_batch_size=64",
     "trainer.optimizer.learning_rate=1e-3",
 )
 
@@ -45,6 +44,7 @@ def main() -> None:
 
     logging.setLevel(logging.ERROR)  # NeMo tells every key that its configuration leaves at the default
     from tepo_nemo.nemo.warm_start import warm_start
+
     with Progress(transient=True) as progress:
         bar = progress.add_task("warm start", total=arguments.steps)
 

@@ -81,6 +81,31 @@ def _plot(arguments: argparse.Namespace) -> int:
     return ExitCode.DONE
 
 
+def _bench_vocab_parallel(arguments: argparse.Namespace) -> int:
+    from tepo_nemo.bench.vocab_parallel import QUICK, Options, bench
+    from tepo_nemo.launch.local import CONSOLE_VARIABLE, run_ranks
+
+    chosen = {
+        "tokens": arguments.tokens,
+        "vocab_sizes": arguments.vocab and tuple(arguments.vocab),
+        "tensor_parallel": arguments.tp and tuple(arguments.tp),
+        "pairs": arguments.pairs,
+    }
+    given = {name: value for name, value in chosen.items() if value is not None}
+    options = Options(arguments.output, **(QUICK if arguments.quick else {}) | given)
+    return bench(options, run_ranks, CONSOLE_VARIABLE)
+
+
+def _bench_step(arguments: argparse.Namespace) -> int:
+    from tepo_nemo.bench.step.command import QUICK, Options, bench
+    from tepo_nemo.launch.local import CONSOLE_VARIABLE, run_ranks
+
+    chosen = {"models": arguments.model and tuple(arguments.model), "rounds": arguments.rounds}
+    given = {name: value for name, value in chosen.items() if value is not None}
+    options = Options(arguments.output, **(QUICK if arguments.quick else {}) | given)
+    return bench(options, run_ranks, CONSOLE_VARIABLE)
+
+
 def _prepare_toy(arguments: argparse.Namespace) -> int:
     if importlib.util.find_spec("transformers") is None:
         raise UserError(
@@ -124,6 +149,35 @@ def _parser() -> argparse.ArgumentParser:
 
     plot = _add(commands, "plot", _plot, "draw the pictures of a run", "tepo-nemo plot runs/toy")
     plot.add_argument("run", type=Path, metavar="RUN", help="a run directory")
+
+    bench = commands.add_parser("bench", help="measure ours beside other implementations", epilog=_EXIT_CODES,
+                                formatter_class=argparse.RawDescriptionHelpFormatter)  # fmt: skip
+    benchmarks = bench.add_subparsers(metavar="BENCHMARK", required=True)
+    vocab = _add(
+        benchmarks, "vocab-parallel", _bench_vocab_parallel,
+        "log-prob and entropy of split vocabularies: time, memory and errors beside other implementations",
+        "tepo-nemo bench vocab-parallel --output bench",
+        "tepo-nemo bench vocab-parallel --quick --output bench",
+    )  # fmt: skip
+    vocab.add_argument("--output", type=Path, required=True, metavar="DIR", help="a new folder")
+    vocab.add_argument("--tokens", type=int, metavar="N", help="of the main table (default: 1024)")
+    vocab.add_argument(
+        "--vocab", type=int, nargs="+", metavar="V", help="vocabulary sizes (default: 152064 151936)"
+    )
+    vocab.add_argument("--tp", type=int, nargs="+", metavar="T", help="tensor-parallel sizes (default: 2 1)")
+    vocab.add_argument("--pairs", type=int, metavar="N", help="timed pairs of a row, at most (default: 15)")
+    vocab.add_argument("--quick", action="store_true", help="small sizes: a look at the command itself")
+
+    step = _add(
+        benchmarks, "step", _bench_step,
+        "whole training steps: beside NeMo-Aligner's REINFORCE, and what makes them fast",
+        "tepo-nemo bench step --output bench",
+        "tepo-nemo bench step --quick --output bench",
+    )  # fmt: skip
+    step.add_argument("--output", type=Path, required=True, metavar="DIR", help="a new folder")
+    step.add_argument("--model", nargs="+", metavar="NAME", help="models (default: toy wide)")
+    step.add_argument("--rounds", type=int, metavar="N", help="timed steps of a row (default: 3)")
+    step.add_argument("--quick", action="store_true", help="few responses: a look at the command itself")
 
     prepare = commands.add_parser("prepare-data", help="make a prompt set", epilog=_EXIT_CODES,
                                   formatter_class=argparse.RawDescriptionHelpFormatter)  # fmt: skip

@@ -31,7 +31,7 @@ ORDER = (
 )  # fmt: skip
 LAZY = {"cli", "launch"}  # import heavy layers inside functions, per command
 LIGHT = {"cli", "launch", "reward", "data", "runs", "planning", "config", "errors"}  # no torch
-WITH_HOST = {"nemo", "conversion", "cpu"}
+WITH_HOST = {"bench", "nemo", "conversion", "cpu"}
 # The mathematics and the collectives: torch, and nothing of ours but errors.
 ALONE = {"objectives", "parallel", "cpu"}
 

@@ -25,6 +25,7 @@ def check_config(config: Config) -> None:
     _check_tensor_parallel(config.model)
     _check_pipeline(config.model)
     _check_precision(config)
+    _check_packing(config)
     _check_optimizer(config.trainer.optimizer)
     _check_lengths(config)
     config.layout  # noqa: B018  raises where ranks or responses do not divide
@@ -122,6 +123,28 @@ def _check_precision(config: Config) -> None:
             "model.sequence_parallel=true: Megatron's own layers, which the CPU has, cannot be autocast to "
             "model.precision=bf16 with it (set model.megatron_amp_O2=true and "
             "trainer.optimizer.name=distributed_adam, or model.sequence_parallel=false)"
+        )
+
+
+def _check_packing(config: Config) -> None:
+    """Megatron-core's own attention has no form for several sequences in a row."""
+    if not config.trainer.sequence_packing:
+        return
+    without = [
+        given
+        for given, lacks in (
+            ("hardware.accelerator=cpu", config.hardware.accelerator == "cpu"),
+            (
+                "model.transformer_engine=false",
+                not (config.model.model_extra or {}).get("transformer_engine", True),
+            ),
+        )
+        if lacks
+    ]
+    if without:
+        raise UserError(
+            "trainer.sequence_packing=true: needs the attention of Transformer Engine, which "
+            f"{without[0]} does without (set trainer.sequence_packing=false)"
         )
 
 

@@ -1,4 +1,4 @@
-"""How ranks form copies of the model, and how the responses of a step are shared out over them."""
+"""How ranks form copies of the model, and how the responses of a step make updates."""
 
 from dataclasses import dataclass
 
@@ -7,16 +7,17 @@ from tepo_nemo.errors import UserError
 
 @dataclass(frozen=True)
 class Layout:
-    """Ranks and responses of one training step; every division is exact."""
+    """Ranks and responses of one training step; every division is exact.
+
+    Which copy of the model trains on which responses of an update is a matter of their lengths.
+    """
 
     world: int  # ranks = nodes x devices a node
     tensor: int  # ranks that share each layer
     pipeline: int  # stages that share the layers
     data: int  # copies of the model
     responses_per_step: int  # sampled by one rollout: prompts x responses a prompt
-    responses_per_update: int  # one mini-batch, over all copies
-    responses_per_rank_update: int  # the share of one copy of the model in a mini-batch
-    micro_batches: int  # forward and backward passes of one copy in an update
+    responses_per_update: int  # one mini-batch, over all copies of the model
 
     def __str__(self) -> str:
         return "\n".join(
@@ -26,8 +27,6 @@ class Layout:
                 f"step       {self.responses_per_step} responses, "
                 f"{self.responses_per_step // self.responses_per_update} updates of "
                 f"{self.responses_per_update}",
-                f"update     {self.responses_per_rank_update} responses a model copy in {self.micro_batches} "
-                f"micro-batches of {self.responses_per_rank_update // self.micro_batches}",
             )
         )
 
@@ -41,7 +40,6 @@ def plan_layout(
     prompts_per_step: int,
     responses_per_prompt: int,
     updates_per_rollout: int,
-    micro_batch_size: int,
 ) -> Layout:
     """Divide ranks and responses; all arguments are at least 1.
 
@@ -65,22 +63,12 @@ def plan_layout(
         )
     step = prompts_per_step * responses_per_prompt
     update = step // updates_per_rollout
-    if update % data:
+    if update < data:
         raise UserError(
-            f"trainer.updates_per_rollout={updates_per_rollout}: leaves {update} responses an update ({step} "
-            "/ "
-            f"{updates_per_rollout}), which cannot be shared by {data} copies of the model ({world} ranks / "
+            f"trainer.updates_per_rollout={updates_per_rollout}: leaves {update} responses an update "
+            f"({step} / {updates_per_rollout}) for {data} copies of the model ({world} ranks / "
             f"{tensor * pipeline}); make rollout.prompts_per_step={prompts_per_step} x "
-            f"rollout.responses_per_prompt={responses_per_prompt} a multiple of {updates_per_rollout * data}"
-        )
-    rank_update = update // data
-    if rank_update % micro_batch_size:
-        raise UserError(
-            f"trainer.micro_batch_size={micro_batch_size}: must divide the {rank_update} responses that a "
-            "copy of "
-            f"the model trains on in an update (step {step} / updates {updates_per_rollout} / copies "
-            f"{data}); "
-            f"{_nearest_divisors(rank_update, micro_batch_size)}"
+            f"rollout.responses_per_prompt={responses_per_prompt} at least {updates_per_rollout * data}"
         )
     return Layout(
         world=world,
@@ -89,8 +77,6 @@ def plan_layout(
         data=data,
         responses_per_step=step,
         responses_per_update=update,
-        responses_per_rank_update=rank_update,
-        micro_batches=rank_update // micro_batch_size,
     )
 
 

@@ -100,8 +100,12 @@ class TrainerConfig(Section):
     """Steps; a step is one rollout and its updates."""
     updates_per_rollout: Count = 8
     """Mini-batches that a rollout is split into, one optimizer update each."""
-    micro_batch_size: Count = 1
-    """Responses in one forward and backward pass of a copy of the model."""
+    micro_batch_tokens: Count | None = 16384
+    """Tokens in one forward and backward pass of a copy of the model at most, padding included; null: any."""
+    micro_batch_size: Count | None = None
+    """Responses in one forward and backward pass of a copy of the model at most; null: any."""
+    sequence_packing: bool = False
+    """Let a micro-batch be one row without padding; needs the attention of Transformer Engine."""
     fused_output_layer: bool = True
     """Never hold the logits of a micro-batch: make them block by block, and again in the backward pass."""
     optimizer: OptimizerConfig = OptimizerConfig()
@@ -180,5 +184,4 @@ class Config(Section):
             prompts_per_step=self.rollout.prompts_per_step,
             responses_per_prompt=self.rollout.responses_per_prompt,
             updates_per_rollout=self.trainer.updates_per_rollout,
-            micro_batch_size=self.trainer.micro_batch_size,
         )

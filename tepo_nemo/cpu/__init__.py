@@ -37,17 +37,18 @@ def install() -> bool:
     from tepo_nemo.cpu import cuda
 
     cuda.redirect()
-    # Megatron-core first: its guards then find neither Apex nor Transformer Engine, and fall back to PyTorch.
-    from tepo_nemo.cpu import megatron
+    with cuda.without_compiler():
+        # Megatron-core first: its guards find neither Apex nor Transformer Engine, and fall back to PyTorch.
+        from tepo_nemo.cpu import megatron
 
-    megatron.patch()
-    from tepo_nemo.cpu import tensorrt_llm, transformer_engine
+        megatron.patch()
+        from tepo_nemo.cpu import tensorrt_llm, transformer_engine
 
-    transformer_engine.seat()
-    tensorrt_llm.seat()
-    from tepo_nemo.cpu import nemo
+        transformer_engine.seat()
+        tensorrt_llm.seat()
+        from tepo_nemo.cpu import nemo
 
-    nemo.patch()
+        nemo.patch()
     _installed = True
     return True
 

@@ -2,7 +2,8 @@
 
 import functools
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -21,9 +22,21 @@ def redirect() -> None:
     _redirect_tensor_types()
     _redirect_device_arguments()
     _redirect_autocast()
-    # Megatron-core compiles its fused functions while it is imported. On a CPU that loads a compiler stack, a
-    # quarter of the start-up, and runs the system's C++ compiler at the first call of each.
+
+
+@contextmanager
+def without_compiler() -> Iterator[None]:
+    """Let what is imported inside leave its functions as they are.
+
+    Megatron-core and NeMo hand their small fused functions to `torch.compile` at import. On a CPU that loads
+    a compiler stack, a quarter of the start-up, and runs the C++ compiler at the first call of each.
+    """
+    compiler = torch.compile
     torch.compile = _uncompiled
+    try:
+        yield
+    finally:
+        torch.compile = compiler
 
 
 def _uncompiled(model: Callable | None = None, **_: Any) -> Callable:

@@ -32,11 +32,13 @@ def evaluate(
     *,
     seed: int,
     max_response_length: int,
+    prompts_at_once: int | None = None,
 ) -> ScoredBatch:
     """Answer and grade every problem of a set.
 
     The noise depends on the seed, the set and the problem alone, so that two policies (or one before and
-    after training) are compared under common random numbers.
+    after training) are compared under common random numbers. A batch of `prompts_at_once` (None: all) is
+    graded while the next one is generated.
     """
     rollouts = generate(
         infer,
@@ -45,5 +47,6 @@ def evaluate(
         seed=stream_seed(seed, f"evaluation/{evaluation.name}", 0),
         temperature=evaluation.temperature,
         max_response_length=max_response_length,
+        prompts_at_once=prompts_at_once,
     )
     return grader.score(rollouts)

@@ -3,13 +3,15 @@
 Built on NeMo's `MegatronGPTModel` with NeMo-Aligner's generative interface.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 
 import torch
 from lightning.pytorch.trainer.trainer import Trainer
 from megatron.core import parallel_state
 from megatron.core.pipeline_parallel.schedules import get_forward_backward_func
+from megatron.core.transformer import TransformerConfig
 from nemo.collections.nlp.models.language_modeling.megatron_gpt_model import MegatronGPTModel
 from nemo_aligner.models.alignable_interface import AlignableGenerativeInterface
 from nemo_aligner.utils.train_utils import (
@@ -22,16 +24,24 @@ from nemo_aligner.utils.train_utils import (
 from omegaconf import DictConfig
 from torch import Tensor
 
-from tepo_nemo.nemo.output_layer import (
-    hidden_states_as_output,
-    response_logprobs_and_entropy,
-    response_positions,
-)
+from tepo_nemo.nemo.model_inputs import packed_inputs, padded_inputs
+from tepo_nemo.nemo.output_layer import hidden_states_as_output, response_logprobs_and_entropy
 from tepo_nemo.nemo.sequence_parallelism import set_sequence_parallelism
 from tepo_nemo.objectives.contract import Mean, MinibatchTotals, Objective, TokenBatch
 from tepo_nemo.parallel.pipeline import broadcast_from_last_stage
 from tepo_nemo.rollout.protocol import Generation, GenerationRequest, RolloutBackend
 from tepo_nemo.training.batch import MicroBatch, MiniBatch, TokenStatistics, add_means
+from tepo_nemo.training.metrics import logprob_gap
+
+
+@contextmanager
+def _shapes_are_sent_along(config: TransformerConfig) -> Iterator[None]:
+    """Let pipeline stages tell each other the shape of what they send. Generation has no need of it."""
+    config.variable_seq_lengths = True
+    try:
+        yield
+    finally:
+        config.variable_seq_lengths = False
 
 
 class MegatronGPTTEPOActorModel(MegatronGPTModel, AlignableGenerativeInterface):
@@ -55,6 +65,7 @@ class MegatronGPTTEPOActorModel(MegatronGPTModel, AlignableGenerativeInterface):
         temperature: float,
         vocab_size: int,
         fused_output_layer: bool,
+        sequence_packing: bool,
     ) -> None:
         """Set what the model is trained with.
 
@@ -64,12 +75,15 @@ class MegatronGPTTEPOActorModel(MegatronGPTModel, AlignableGenerativeInterface):
                 the mathematics.
             fused_output_layer: never hold the logits of a micro-batch: make them block by block, and again in
                 the backward pass.
+            sequence_packing: let the sequences of a micro-batch stand in one row, without padding. Needs an
+                attention that keeps them apart, as Transformer Engine's does.
         """
         self.objective = objective
         self.rollout = rollout
         self.temperature = temperature
         self.true_vocab_size = vocab_size
         self.fused_output_layer = fused_output_layer
+        self.sequence_packing = sequence_packing
 
     # ----------------------------------------------------------------- inference
 
@@ -98,23 +112,27 @@ class MegatronGPTTEPOActorModel(MegatronGPTModel, AlignableGenerativeInterface):
         micro-batch gives under the same weights.
         """
         outputs = self._run_schedule(self._statistics_step, micro_batches, forward_only=True, collect=True)
-        shape = (len(micro_batches), 2, *micro_batches[0].inputs.shape)
-        stacked = broadcast_from_last_stage(
-            torch.stack(outputs) if outputs else None,
-            shape=shape,
+        device = torch.device(torch.cuda.current_device())
+        tokens = [len(micro_batch.positions) for micro_batch in micro_batches]
+        of_all = broadcast_from_last_stage(
+            torch.cat(outputs, dim=1) if outputs else None,
+            shape=(2, sum(tokens)),
             dtype=torch.float32,
-            device=torch.cuda.current_device(),
+            device=device,
             group=parallel_state.get_pipeline_model_parallel_group(),
             last_rank=parallel_state.get_pipeline_model_parallel_last_rank(),
         )
-        return [TokenStatistics(logprobs, entropy) for logprobs, entropy in stacked]
+        return [
+            TokenStatistics(*map(micro_batch.spread, values))
+            for micro_batch, values in zip(micro_batches, of_all.split(tokens, dim=1), strict=True)
+        ]
 
     def _statistics_step(self, data_iterator, model):
-        micro_batch, positions, hidden = self._forward(data_iterator, model)
+        micro_batch, places, hidden = self._forward(data_iterator, model)
 
         def collect(hidden: Tensor, non_loss_data: bool) -> Tensor:
             return torch.stack(
-                self._logprobs_and_entropy(hidden, micro_batch, positions, entropy_requires_grad=False)
+                self._logprobs_and_entropy(hidden, micro_batch, places, entropy_requires_grad=False)
             )
 
         return hidden, collect
@@ -151,14 +169,14 @@ class MegatronGPTTEPOActorModel(MegatronGPTModel, AlignableGenerativeInterface):
         return torch.stack([loss for loss, _ in outputs]).sum(), metrics
 
     def _loss_step(self, data_iterator, model, totals: MinibatchTotals, scale: int):
-        micro_batch, positions, hidden = self._forward(data_iterator, model)
+        micro_batch, places, hidden = self._forward(data_iterator, model)
 
         def loss_func(hidden: Tensor) -> tuple[Tensor, tuple[Tensor, dict[str, Mean]]]:
-            logprobs, entropy = self._logprobs_and_entropy(
-                hidden,
-                micro_batch,
-                positions,
-                entropy_requires_grad=self.objective.needs_entropy_gradient,
+            logprobs, entropy = map(
+                micro_batch.spread,
+                self._logprobs_and_entropy(
+                    hidden, micro_batch, places, entropy_requires_grad=self.objective.needs_entropy_gradient
+                ),
             )
             old = micro_batch.old or TokenStatistics(logprobs.detach(), entropy.detach())
             output = self.objective(
@@ -173,7 +191,8 @@ class MegatronGPTTEPOActorModel(MegatronGPTModel, AlignableGenerativeInterface):
                 ),
                 totals,
             )
-            return output.loss * scale, (output.loss.detach(), output.metrics)
+            metrics = output.metrics | logprob_gap(micro_batch, old)
+            return output.loss * scale, (output.loss.detach(), metrics)
 
         return hidden, loss_func
 
@@ -194,44 +213,57 @@ class MegatronGPTTEPOActorModel(MegatronGPTModel, AlignableGenerativeInterface):
         micro-batch, on the last stage; an empty list elsewhere.
         """
         set_sync_funcs(self, forward_only)
-        size, length = micro_batches[0].inputs.shape
         # Megatron casts in its forward passes alone: what the backward pass recomputes must be cast as well.
-        with torch.autocast("cuda", dtype=self.autocast_dtype, enabled=self.enable_autocast):
+        with (
+            _shapes_are_sent_along(self.transformer_config),
+            torch.autocast("cuda", dtype=self.autocast_dtype, enabled=self.enable_autocast),
+        ):
             return get_forward_backward_func()(
                 forward_step_func=step,
                 data_iterator=self._make_data_iterator_list(iter(micro_batches)),
                 model=self.model,
                 num_microbatches=len(micro_batches),
                 forward_only=forward_only,
-                seq_length=length,
-                micro_batch_size=size,
+                seq_length=1,  # every micro-batch has a shape of its own
+                micro_batch_size=1,
                 collect_non_loss_data=collect,
             )
 
     def _forward(self, data_iterator, model) -> tuple[MicroBatch, Tensor, Tensor]:
-        """The micro-batch, the positions of its response tokens, and the stage's hidden states."""
+        """The micro-batch, the places of its trained tokens, and the stage's hidden states."""
         on_host = next(data_iterator)
-        device = torch.cuda.current_device()
+        device = torch.device(torch.cuda.current_device())
         micro_batch = on_host.to(device)
-        positions = torch.arange(micro_batch.inputs.shape[1], device=device)
-        # Attention is causal without a mask, and nothing valid stands to the right of a response.
+        if self.sequence_packing:
+            inputs = packed_inputs(on_host, device, self.length_multiple)
+        else:
+            inputs = padded_inputs(micro_batch)
         with hidden_states_as_output(self):
             hidden = model(
-                input_ids=micro_batch.inputs,
-                position_ids=positions.expand_as(micro_batch.inputs),
+                input_ids=inputs.input_ids,
+                position_ids=inputs.position_ids,
                 attention_mask=None,
+                packed_seq_params=inputs.packed_seq_params,
             )
-        # Found on the host: on the device it would wait for everything before it.
-        return micro_batch, response_positions(on_host.mask).to(device, non_blocking=True), hidden
+        return micro_batch, inputs.places, hidden
+
+    @property
+    def length_multiple(self) -> int:
+        """What the length of a row must be a multiple of: sequence parallelism shares it out."""
+        return (
+            parallel_state.get_tensor_model_parallel_world_size()
+            if self.cfg.get("sequence_parallel", False)
+            else 1
+        )
 
     def _logprobs_and_entropy(
-        self, hidden: Tensor, micro_batch: MicroBatch, positions: Tensor, *, entropy_requires_grad: bool
+        self, hidden: Tensor, micro_batch: MicroBatch, places: Tensor, *, entropy_requires_grad: bool
     ) -> tuple[Tensor, Tensor]:
         return response_logprobs_and_entropy(
             self.get_model_module_list()[-1],
             hidden,
-            micro_batch.targets,
-            positions,
+            places,
+            micro_batch.targets.flatten().index_select(0, micro_batch.positions),
             temperature=self.temperature,
             vocab_size=self.true_vocab_size,
             fused=self.fused_output_layer,

@@ -75,7 +75,7 @@ def build_host(config: Config) -> Host:
         actor = MegatronGPTTEPOActorModel(cfg.model, trainer)
     init_distributed(trainer, actor, cfg.model.get("transformer_engine", False))
     # Lightning sizes its schedules by a loader; ours has nothing to size.
-    examples = list(range(config.layout.responses_per_update))
+    examples = list(range(config.layout.data))
     init_using_ptl(trainer, actor, torch.utils.data.DataLoader(examples, batch_size=len(examples)), examples)
     optimizer, _ = extract_optimizer_scheduler_from_ptl_model(actor)
     return Host(actor, optimizer)

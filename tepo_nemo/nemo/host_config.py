@@ -56,8 +56,9 @@ def _model_section(config: Config, precision: int | str) -> dict:
         "mcore_gpt": True,
         "precision": precision,
         "seed": config.seed,
-        "micro_batch_size": config.trainer.micro_batch_size,
-        "global_batch_size": config.layout.responses_per_update,
+        # Micro-batches are shared out by the trainer; these only have to fit each other.
+        "micro_batch_size": 1,
+        "global_batch_size": config.layout.data,
         "gradient_as_bucket_view": True,
         "virtual_pipeline_model_parallel_size": None,
         "data": {},

@@ -30,16 +30,11 @@ def hidden_states_as_output(model: MegatronGPTModel) -> Iterator[None]:
             chunk.post_process = True
 
 
-def response_positions(mask: Tensor) -> Tensor:
-    """Where the mask [S, L] is True, as positions in a flat [L, S], the order of Megatron's hidden states."""
-    return mask.t().flatten().nonzero().squeeze(1)
-
-
 def response_logprobs_and_entropy(
     model: GPTModel,
     hidden: Tensor,
-    targets: Tensor,
-    positions: Tensor,
+    places: Tensor,
+    target: Tensor,
     *,
     temperature: float,
     vocab_size: int,
@@ -47,15 +42,15 @@ def response_logprobs_and_entropy(
     entropy_requires_grad: bool,
     dtype: torch.dtype,
 ) -> tuple[Tensor, Tensor]:
-    """Log-prob of each response token and entropy of its distribution, [S, L] fp32 each; 0 elsewhere.
+    """Log-prob of each trained token and entropy of its distribution, [n] fp32 each.
 
     Positions of prompts and padding never enter the output layer.
 
     Args:
         model: the last pipeline stage.
-        hidden: [L, S, H] after the final norm; under sequence parallelism this rank's positions of it.
-        targets: [S, L] int64.
-        positions: of the response tokens, as `response_positions` gives them.
+        hidden: [length, rows, H] after the final norm; under sequence parallelism this rank's part of length.
+        places: [n], of the trained tokens among the flat hidden states of all ranks.
+        target: [n] int64.
         fused: whether logits are made block by block and again in the backward, or once and kept for it.
         dtype: of the matrix product: that of the model's other ones. Hidden states come in fp32 from weights
             of half precision (Megatron casts what a model puts out); weights are fp32 under autocast.
@@ -65,25 +60,16 @@ def response_logprobs_and_entropy(
         hidden = gather_from_sequence_parallel_region(hidden, tensor_parallel_output_grad=True)
     else:
         hidden = copy_to_tensor_model_parallel_region(hidden)
-    hidden = hidden.flatten(0, 1).index_select(0, positions).to(dtype)
+    hidden = hidden.flatten(0, 1).index_select(0, places).to(dtype)
     weight = model.output_layer.weight
     if weight is None:  # tied, and the embedding is on this stage too
         weight = model.embedding.word_embeddings.weight
     weight = weight.to(dtype)
-    target = targets.t().flatten().index_select(0, positions)
     options = dict(
         temperature=temperature, vocab_size=vocab_size, entropy_requires_grad=entropy_requires_grad
     )
     group = parallel_state.get_tensor_model_parallel_group()
     if fused:
-        values = fused_logprob_entropy(hidden, weight, target, group, **options)
-    else:
-        logits = torch.nn.functional.linear(hidden, weight)
-        values = vocab_parallel_logprob_entropy(logits, target, group, overwrite_logits=True, **options)
-
-    def spread(value: Tensor) -> Tensor:
-        flat = value.new_zeros(targets.numel()).index_copy(0, positions, value)
-        return flat.view(targets.t().shape).t()
-
-    logprobs, entropy = map(spread, values)
-    return logprobs, entropy
+        return fused_logprob_entropy(hidden, weight, target, group, **options)
+    logits = torch.nn.functional.linear(hidden, weight)
+    return vocab_parallel_logprob_entropy(logits, target, group, overwrite_logits=True, **options)

@@ -33,10 +33,8 @@ class MegatronPolicy:
         self.data_parallel_rank = parallel_state.get_data_parallel_rank()
         self.data_parallel_size = parallel_state.get_data_parallel_world_size()
         self.is_main = dist.get_rank() == 0
-        sequence_parallel = actor.cfg.get("sequence_parallel", False)
-        self.length_multiple = (
-            parallel_state.get_tensor_model_parallel_world_size() if sequence_parallel else 1
-        )
+        self.length_multiple = actor.length_multiple
+        self.attention_length = 12 * actor.cfg.hidden_size
 
     # ----------------------------------------------------------------- rollouts
 
@@ -55,7 +53,7 @@ class MegatronPolicy:
             local = Generation(empty.long(), torch.zeros(0).long(), torch.zeros(0).bool(), empty)
         if size == 1:
             return local
-        width = request.max_response_length
+        width = max(request.max_response_lengths)
         device, group = torch.cuda.current_device(), parallel_state.get_data_parallel_group()
 
         def gather(rows: Tensor) -> Tensor:

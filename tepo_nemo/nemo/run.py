@@ -44,6 +44,7 @@ def connect_policy(host: Host, config: Config, objective: Objective) -> Megatron
         temperature=config.rollout.temperature,
         vocab_size=vocab_size,
         fused_output_layer=config.trainer.fused_output_layer,
+        sequence_packing=config.trainer.sequence_packing,
     )
     return MegatronPolicy(host.actor, host.optimizer, gradient_clip=config.trainer.optimizer.gradient_clip)
 
@@ -77,6 +78,12 @@ def load_datasets(config: Config, host: Host) -> Datasets:
     )
 
 
+def prompts_at_once(config: Config, samples: int) -> int | None:
+    """Prompts that all copies of the model together answer in one batch; None for any number."""
+    batch_size = config.rollout.batch_size
+    return None if batch_size is None else max(1, batch_size * config.layout.data // samples)
+
+
 def evaluator(
     config: Config, policy: MegatronPolicy, grader: Grader, sets: list[EvaluationSet]
 ) -> Callable[[], dict[str, float]]:
@@ -92,6 +99,7 @@ def evaluator(
                     entry,
                     seed=config.seed,
                     max_response_length=config.rollout.max_response_length,
+                    prompts_at_once=prompts_at_once(config, entry.samples),
                 )
             )
             for entry in sets
@@ -171,6 +179,8 @@ def make_trainer(
         responses_per_prompt=config.rollout.responses_per_prompt,
         updates_per_rollout=config.trainer.updates_per_rollout,
         micro_batch_size=config.trainer.micro_batch_size,
+        micro_batch_tokens=config.trainer.micro_batch_tokens,
+        sequence_packing=config.trainer.sequence_packing,
         max_response_length=config.rollout.max_response_length,
         advantage=config.algorithm.advantage,
         learning_rate=config.trainer.optimizer.learning_rate,
@@ -189,6 +199,7 @@ def make_trainer(
         responses_per_prompt=settings.responses_per_prompt,
         temperature=config.rollout.temperature,
         max_response_length=settings.max_response_length,
+        prompts_at_once=prompts_at_once(config, config.rollout.responses_per_prompt),
         dynamic_sampling=config.algorithm.dynamic_sampling,
         max_generation_batches=config.algorithm.max_generation_batches,
     )

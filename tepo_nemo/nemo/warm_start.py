@@ -19,17 +19,16 @@ def warm_start(
     """Next-token training on the gold answers of `data.train`; called by every rank.
 
     Args:
-        config: model, data, optimizer and micro-batch size are taken from it.
+        config: model, data, optimizer and the limits of a micro-batch are taken from it.
         output: the `.nemo` file to write.
         steps: optimizer updates.
         batch_size: problems of an update, over all ranks.
         report: called after each update with its number (from 1) and the mean loss in nats a token.
     """
-    share = config.layout.data * config.trainer.micro_batch_size
-    if batch_size % share:
+    if batch_size < config.layout.data:
         raise UserError(
-            f"--batch-size={batch_size}: must be a multiple of {share} (trainer.micro_batch_size="
-            f"{config.trainer.micro_batch_size} x {config.layout.data} data-parallel copies of the model)"
+            f"--batch-size={batch_size}: leaves some of the {config.layout.data} data-parallel copies of the "
+            f"model without work; make it at least {config.layout.data}"
         )
     host = build_host(config)
     tokenizer = host.actor.tokenizer
@@ -49,6 +48,8 @@ def warm_start(
         steps=steps,
         batch_size=batch_size,
         micro_batch_size=config.trainer.micro_batch_size,
+        micro_batch_tokens=config.trainer.micro_batch_tokens,
+        sequence_packing=config.trainer.sequence_packing,
         learning_rate=config.trainer.optimizer.learning_rate,
         report=report,
     )

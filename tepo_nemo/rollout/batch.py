@@ -40,10 +40,10 @@ class RolloutBatch:
 
 @dataclass(frozen=True)
 class ScoredBatch:
-    """Rollouts with their texts and rewards; the same on every rank."""
+    """Rollouts with their rewards; the same on every rank but for the texts."""
 
     rollouts: RolloutBatch
-    texts: Sequence[str]  # R
+    texts: Sequence[str]  # R, on the main rank; empty elsewhere
     results: Sequence[RewardResult]  # R
 
     @property
@@ -63,18 +63,12 @@ class ScoredBatch:
         owner = self.rollouts.groups
         rows = torch.cat([torch.nonzero(owner == group).flatten() for group in groups])
         numbers = {group: number for number, group in enumerate(groups)}
-        generation = self.rollouts.generation
         return ScoredBatch(
             rollouts=RolloutBatch(
                 prompts=[self.rollouts.prompts[group] for group in groups],
                 groups=torch.tensor([numbers[group] for group in owner[rows].tolist()], dtype=torch.int64),
                 samples=self.rollouts.samples[rows],
-                generation=Generation(
-                    tokens=generation.tokens[rows],
-                    lengths=generation.lengths[rows],
-                    finished=generation.finished[rows],
-                    logprobs=generation.logprobs[rows],
-                ),
+                generation=self.rollouts.generation.select(rows),
             ),
             texts=[self.texts[row] for row in rows.tolist()],
             results=[self.results[row] for row in rows.tolist()],

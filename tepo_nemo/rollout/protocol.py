@@ -23,7 +23,7 @@ class GenerationRequest:
     sample_indices: Sequence[int]  # N, number of the response among those to its prompt
     seed: int  # from `sampling.stream_seed`: run seed, purpose and step
     temperature: float  # 0 takes the most likely token
-    max_response_length: int  # tokens, the stop token included
+    max_response_lengths: Sequence[int]  # N, each at least 1; tokens, the stop token included
 
     def __len__(self) -> int:
         return len(self.prompt_tokens)
@@ -35,6 +35,17 @@ class GenerationRequest:
             prompt_tokens=self.prompt_tokens[start:stop],
             prompt_keys=self.prompt_keys[start:stop],
             sample_indices=self.sample_indices[start:stop],
+            max_response_lengths=self.max_response_lengths[start:stop],
+        )
+
+    def select(self, rows: Sequence[int]) -> "GenerationRequest":
+        """The request for the given rows, in the given order."""
+        return replace(
+            self,
+            prompt_tokens=[self.prompt_tokens[row] for row in rows],
+            prompt_keys=[self.prompt_keys[row] for row in rows],
+            sample_indices=[self.sample_indices[row] for row in rows],
+            max_response_lengths=[self.max_response_lengths[row] for row in rows],
         )
 
 
@@ -46,6 +57,15 @@ class Generation:
     lengths: Tensor  # [N] int64, the stop token counts
     finished: Tensor  # [N] bool: ended by the stop token (True) or cut at the length limit (False)
     logprobs: Tensor  # [N, T] fp32, of the sampled tokens at the sampling temperature (at 1 when greedy)
+
+    def select(self, rows: Tensor) -> "Generation":
+        """The responses of the given rows, in the given order; T stays."""
+        return Generation(
+            tokens=self.tokens[rows],
+            lengths=self.lengths[rows],
+            finished=self.finished[rows],
+            logprobs=self.logprobs[rows],
+        )
 
 
 class RolloutBackend(Protocol):

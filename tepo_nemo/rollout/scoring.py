@@ -1,11 +1,12 @@
 """From responses to rewards."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Protocol
 
 from tepo_nemo.reward.grading import RewardFunction, grade_batch
 from tepo_nemo.reward.result import RewardResult
-from tepo_nemo.rollout.batch import RolloutBatch, ScoredBatch
+from tepo_nemo.rollout.batch import RolloutBatch, ScoredBatch, concatenate_scored
 
 
 class Ranks(Protocol):
@@ -19,7 +20,10 @@ class Ranks(Protocol):
 
 
 class Grader:
-    """Turns rollouts into scored rollouts; one rank grades and the others are told."""
+    """Turns rollouts into scored rollouts; the main rank grades and the others are told.
+
+    Grading runs in a thread of its own, so that the next responses can be generated meanwhile.
+    """
 
     def __init__(
         self, ranks: Ranks, reward: RewardFunction, detokenize: Callable[[Sequence[int]], str]
@@ -27,23 +31,39 @@ class Grader:
         self._ranks = ranks
         self._reward = reward
         self._detokenize = detokenize
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="grader")
 
-    def score(self, rollouts: RolloutBatch) -> ScoredBatch:
-        """Texts (without the stop token) and rewards of all responses."""
-        results: list[RewardResult] | None = None
+    def submit(self, rollouts: RolloutBatch) -> Callable[[], ScoredBatch]:
+        """Start to grade; what is returned waits for the rewards.
+
+        All ranks submit the same rollouts, and call what they get in the same order.
+        """
+        grading = self._thread.submit(self._grade, rollouts) if self._ranks.is_main else None
+
+        def wait() -> ScoredBatch:
+            texts, results = ([""] * len(rollouts), None) if grading is None else grading.result()
+            return ScoredBatch(rollouts, texts, self._ranks.broadcast_from_main(results))
+
+        return wait
+
+    def score(self, batches: Iterable[RolloutBatch]) -> ScoredBatch:
+        """Grade all batches, each while the next one is generated."""
+        return concatenate_scored([wait() for wait in [self.submit(batch) for batch in batches]])
+
+    def _grade(self, rollouts: RolloutBatch) -> tuple[list[str], list[RewardResult]]:
+        prompts = [rollouts.prompts[group].prompt for group in rollouts.groups.tolist()]
         texts = self._texts(rollouts)
-        if self._ranks.is_main:
-            prompts = [rollouts.prompts[group].prompt for group in rollouts.groups.tolist()]
-            results = grade_batch(
-                self._reward,
-                [
-                    (prompt.prompt, text, prompt.gold, prompt.metadata)
-                    for prompt, text in zip(prompts, texts, strict=True)
-                ],
-            )
-        return ScoredBatch(rollouts, texts, self._ranks.broadcast_from_main(results))
+        results = grade_batch(
+            self._reward,
+            [
+                (prompt.prompt, text, prompt.gold, prompt.metadata)
+                for prompt, text in zip(prompts, texts, strict=True)
+            ],
+        )
+        return texts, results
 
     def _texts(self, rollouts: RolloutBatch) -> list[str]:
+        """Without the stop token."""
         generation = rollouts.generation
         ends = generation.lengths - generation.finished.long()
         return [

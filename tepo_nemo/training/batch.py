@@ -25,6 +25,7 @@ class TrainBatch:
     response_lengths: Tensor  # [R] int64; 0 where a response is not trained on
     groups: Tensor  # [R] int64
     advantages: Tensor  # [R] fp32
+    sampled_logprobs: Tensor | None = None  # [R, T] fp32, the sampler's own; None where nothing was sampled
 
     def __len__(self) -> int:
         return len(self.groups)
@@ -39,33 +40,49 @@ class TokenStatistics(NamedTuple):
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """Whole responses that pass the model at once, already shifted: position l predicts `targets[:, l]`."""
+    """Whole responses that pass the model at once, already shifted: position l predicts `targets[:, l]`.
+
+    ``n`` are the trained tokens of all of them.
+    """
 
     inputs: Tensor  # [S, L] int64
     targets: Tensor  # [S, L] int64, the next token of each input
     mask: Tensor  # [S, L] bool, True where the target is a response token that is trained on
+    lengths: Tensor  # [S] int64, positions up to the last trained target; stays on the host
+    positions: Tensor  # [n] int64, where the mask is True in a flat [S * L]; found on the host
     advantages: Tensor  # [S, L] fp32
     group_tokens: Tensor  # [S] fp32, trained tokens of the response's group in the mini-batch
-    rows: Tensor  # [S] int64, row of the `TrainBatch`; -1 for padding
+    rows: Tensor  # [S] int64, row of the `TrainBatch`; -1 where a micro-batch is empty
+    sampled_logprobs: Tensor | None = None  # [S, L] fp32, the sampler's own
     old: TokenStatistics | None = None  # None: the current weights are the old ones
 
     def with_old(self, old: TokenStatistics) -> "MicroBatch":
         """The same micro-batch with the statistics of the weights that made the rollout."""
         return replace(self, old=old)
 
-    def to(self, device: torch.device) -> "MicroBatch":
-        """The same micro-batch with its tensors on `device`."""
+    def spread(self, values: Tensor) -> Tensor:
+        """Values of the trained tokens, [n], at their places in [S, L]; 0 elsewhere."""
+        flat = values.new_zeros(self.mask.numel()).index_copy(0, self.positions.to(values.device), values)
+        return flat.view(self.mask.shape)
 
-        def move(value: Tensor) -> Tensor:
-            return value.to(device, non_blocking=True)
+    def to(self, device: torch.device) -> "MicroBatch":
+        """The same micro-batch with its tensors on `device`; the host does not wait for the copies."""
+
+        def move(value: Tensor | None) -> Tensor | None:
+            if value is None or value.device == device:
+                return value
+            return (value.pin_memory() if device.type == "cuda" else value).to(device, non_blocking=True)
 
         return MicroBatch(
             inputs=move(self.inputs),
             targets=move(self.targets),
             mask=move(self.mask),
+            lengths=self.lengths,
+            positions=move(self.positions),
             advantages=move(self.advantages),
             group_tokens=move(self.group_tokens),
             rows=self.rows,
+            sampled_logprobs=move(self.sampled_logprobs),
             old=None if self.old is None else TokenStatistics(*map(move, self.old)),
         )
 
@@ -74,7 +91,7 @@ class MicroBatch:
 class MiniBatch:
     """One optimizer update: this rank's micro-batches and the totals over all ranks."""
 
-    micro_batches: Sequence[MicroBatch]  # equal shapes, equal number on every data-parallel rank
+    micro_batches: Sequence[MicroBatch]  # of shapes of their own, the same number on every data-parallel rank
     totals: MinibatchTotals
 
 

@@ -14,6 +14,7 @@ from torch import Tensor
 from tepo_nemo.data.order import PromptOrder
 from tepo_nemo.rollout.batch import ScoredBatch, TokenizedPrompt, concatenate_scored
 from tepo_nemo.rollout.generate import generate
+from tepo_nemo.rollout.protocol import Generation, GenerationRequest
 from tepo_nemo.rollout.sampling import stream_seed
 from tepo_nemo.rollout.scoring import Grader
 from tepo_nemo.training.policy import Policy
@@ -51,6 +52,7 @@ class StepCollector:
         responses_per_prompt: int,
         temperature: float,
         max_response_length: int,
+        prompts_at_once: int | None,
         dynamic_sampling: bool,
         max_generation_batches: int,
     ) -> None:
@@ -64,6 +66,7 @@ class StepCollector:
         self._responses_per_prompt = responses_per_prompt
         self._temperature = temperature
         self._max_response_length = max_response_length
+        self._prompts_at_once = prompts_at_once
         self._dynamic_sampling = dynamic_sampling
         self._max_generation_batches = max_generation_batches if dynamic_sampling else 1
 
@@ -75,16 +78,16 @@ class StepCollector:
         while missing > 0 and len(generated) < self._max_generation_batches:
             indices = self._order.take(consumed_prompts, self._prompts_per_step)
             consumed_prompts += self._prompts_per_step
-            with self._timers.phase("rollout"):
-                rollouts = generate(
-                    self._policy.infer,
-                    [self._prompts[index] for index in indices],
-                    samples=self._responses_per_prompt,
-                    # A prompt that comes twice in a step (a small data set) must not be answered the same.
-                    seed=stream_seed(self._seed, f"rollout/{len(generated)}", step),
-                    temperature=self._temperature,
-                    max_response_length=self._max_response_length,
-                )
+            rollouts = generate(
+                self._timed_infer,
+                [self._prompts[index] for index in indices],
+                samples=self._responses_per_prompt,
+                # A prompt that comes twice in a step (a small data set) must not be answered the same.
+                seed=stream_seed(self._seed, f"rollout/{len(generated)}", step),
+                temperature=self._temperature,
+                max_response_length=self._max_response_length,
+                prompts_at_once=self._prompts_at_once,
+            )
             scored = self._grader.score(rollouts)
             generated.append(scored)
             groups = [
@@ -100,6 +103,10 @@ class StepCollector:
             generated=concatenate_scored(generated),
             consumed_prompts=consumed_prompts,
         )
+
+    def _timed_infer(self, request: GenerationRequest) -> Generation:
+        with self._timers.phase("rollout"):
+            return self._policy.infer(request)
 
 
 def whole_mini_batches(scored: ScoredBatch, prompts_per_update: int) -> ScoredBatch:

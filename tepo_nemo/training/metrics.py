@@ -6,8 +6,7 @@ import torch
 
 from tepo_nemo.objectives.advantage import zero_spread_fraction
 from tepo_nemo.objectives.contract import Mean
-from tepo_nemo.rollout.protocol import Generation
-from tepo_nemo.training.batch import MiniBatch
+from tepo_nemo.training.batch import MicroBatch, MiniBatch, TokenStatistics
 from tepo_nemo.training.collect import CollectedStep
 
 # What the updates of a step are measured by; not a number in a step without any.
@@ -43,30 +42,25 @@ def rollout_metrics(collected: CollectedStep) -> dict[str, float]:
     }
 
 
-def batch_means(mini_batches: Sequence[MiniBatch], generation: Generation) -> dict[str, Mean]:
-    """This rank's share of `rollout/logprob_gap_mean` and `tokens/padding_fraction`.
-
-    The gap is the mean over trained tokens of the absolute difference between the sampler's log-prob and
-    the trainer's own old log-prob.
-    """
-    gap = torch.zeros((), dtype=torch.float64)
-    trained = torch.zeros((), dtype=torch.float64)
+def padding_mean(mini_batches: Sequence[MiniBatch]) -> dict[str, Mean]:
+    """This rank's share of `tokens/padding_fraction`: positions after a response's last trained target."""
     padding = torch.zeros((), dtype=torch.float64)
     positions = torch.zeros((), dtype=torch.float64)
     for mini_batch in mini_batches:
         for micro in mini_batch.micro_batches:
-            own = micro.rows >= 0
-            lengths = micro.mask.sum(dim=1)
-            sampled = torch.zeros_like(micro.advantages)
-            columns = torch.arange(generation.logprobs.shape[1]) < lengths[:, None]
-            sampled[micro.mask] = generation.logprobs[micro.rows.clamp(min=0)][columns]
-            gap += torch.where(micro.mask, (micro.old.logprobs.cpu() - sampled).abs(), 0).double().sum()
-            trained += micro.mask.sum()
-            positions += micro.mask.numel()
-            # Row by row, what precedes the last trained target is a prompt or a response token.
             ends = micro.mask.shape[1] - micro.mask.flip(1).int().argmax(dim=1)
-            padding += micro.mask.numel() - torch.where(own & (lengths > 0), ends, 0).sum()
-    return {
-        "rollout/logprob_gap_mean": Mean(gap, trained),
-        "tokens/padding_fraction": Mean(padding, positions),
-    }
+            positions += micro.mask.numel()
+            padding += micro.mask.numel() - torch.where(micro.mask.any(dim=1), ends, 0).sum()
+    return {"tokens/padding_fraction": Mean(padding, positions)}
+
+
+def logprob_gap(micro_batch: MicroBatch, old: TokenStatistics) -> dict[str, Mean]:
+    """A micro-batch's share of `rollout/logprob_gap_mean`; nothing where nothing was sampled.
+
+    The mean over trained tokens of the absolute difference between the sampler's log-prob and the trainer's
+    own under the same weights.
+    """
+    if micro_batch.sampled_logprobs is None:
+        return {}
+    gap = (old.logprobs - micro_batch.sampled_logprobs).abs().where(micro_batch.mask, 0)
+    return {"rollout/logprob_gap_mean": Mean(gap.double().sum(), micro_batch.mask.sum().double())}

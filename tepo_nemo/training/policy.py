@@ -29,6 +29,7 @@ class Policy(Protocol):
     data_parallel_size: int
     is_main: bool  # the one rank that grades and writes files
     length_multiple: int  # lengths of micro-batches are multiples of this (sequence parallelism)
+    attention_length: int  # of a sequence whose attention costs as much as all else (see `balance`)
 
     def prepare_for_inference(self) -> None: ...
 

@@ -1,6 +1,7 @@
 """Writes a run down: metrics, samples, TensorBoard events and the console line of a step."""
 
 from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TextIO
 
 from torch import Tensor
@@ -14,7 +15,7 @@ from tepo_nemo.runs.tensorboard import TensorBoard
 
 
 class RunRecorder:
-    """The recorder of the main rank.
+    """The recorder of the main rank. It writes in a thread of its own while training goes on.
 
     Args:
         directory: of the run, made already.
@@ -29,28 +30,47 @@ class RunRecorder:
         self._tensorboard = TensorBoard(directory.tensorboard)
         self._console = Console(max_steps, console)
         self._log_samples = log_samples
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="recorder")
+        self._writing: Future[None] | None = None
         self.rewards: list[float] = []
 
     def step(
         self, step: int, metrics: dict[str, float], kept: ScoredBatch | None, advantages: Tensor | None
     ) -> None:
+        self.flush()
+        self.rewards.append(metrics["reward/mean"])
+        self._writing = self._thread.submit(self._write, step, metrics, kept, advantages)
+
+    def _write(
+        self, step: int, metrics: dict[str, float], kept: ScoredBatch | None, advantages: Tensor | None
+    ) -> None:
         self._metrics.write(step, metrics)
         self._tensorboard.add(step, metrics)
         self._console.step_line(metrics)
-        self.rewards.append(metrics["reward/mean"])
         if kept is not None and advantages is not None:
             write_samples(self._directory.samples(step), samples_of(kept, advantages, self._log_samples))
 
+    def flush(self) -> None:
+        """Wait until the steps told are written; raises what writing raised."""
+        if self._writing is not None:
+            writing, self._writing = self._writing, None
+            writing.result()
+
     def evaluation(self, when: str, scores: dict[str, float]) -> None:
         """Tell the scores of the run's start or end."""
+        self.flush()
         self._console.message(
             f"{when}  " + "  ".join(f"{name} {score:.3f}" for name, score in scores.items())
         )
 
     def close(self) -> None:
         """Take the progress bar away and close the files."""
-        self._console.close()
-        self._tensorboard.close()
+        try:
+            self.flush()
+        finally:
+            self._thread.shutdown()
+            self._console.close()
+            self._tensorboard.close()
 
 
 class SilentRecorder:
@@ -61,6 +81,9 @@ class SilentRecorder:
     def step(
         self, step: int, metrics: dict[str, float], kept: ScoredBatch | None, advantages: Tensor | None
     ) -> None:
+        """Nothing."""
+
+    def flush(self) -> None:
         """Nothing."""
 
     def evaluation(self, when: str, scores: dict[str, float]) -> None:

@@ -14,14 +14,22 @@ def with_old_statistics(policy: Policy, mini_batches: Sequence[MiniBatch]) -> li
     """Attach log-prob and entropy under the weights that made the rollout.
 
     The micro-batches are those of the updates, so that old and new values come from the same code, shapes
-    and settings, and differ only where the weights do.
+    and settings, and differ only where the weights do. The first mini-batch is left as it is: its update
+    starts from those very weights, so that its own forward gives the old values too.
     """
-    statistics = policy.get_token_statistics(mini_batches)
+    first, *others = mini_batches
+    if not others:
+        return [first]
+    statistics = policy.get_token_statistics(others)
     return [
-        MiniBatch(
-            [micro.with_old(old) for micro, old in zip(mini.micro_batches, olds, strict=True)], mini.totals
-        )
-        for mini, olds in zip(mini_batches, statistics, strict=True)
+        first,
+        *(
+            MiniBatch(
+                [micro.with_old(old) for micro, old in zip(mini.micro_batches, olds, strict=True)],
+                mini.totals,
+            )
+            for mini, olds in zip(others, statistics, strict=True)
+        ),
     ]
 
 

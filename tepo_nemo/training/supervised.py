@@ -10,6 +10,7 @@ import torch
 from tepo_nemo.data.order import PromptOrder
 from tepo_nemo.objectives.contract import Mean
 from tepo_nemo.rollout.batch import TokenizedPrompt
+from tepo_nemo.training.balance import MicroBatchLimits
 from tepo_nemo.training.batch import TrainBatch
 from tepo_nemo.training.minibatch import build_mini_batches
 from tepo_nemo.training.policy import Policy
@@ -23,7 +24,9 @@ def train_supervised(
     seed: int,
     steps: int,
     batch_size: int,
-    micro_batch_size: int,
+    micro_batch_size: int | None,
+    micro_batch_tokens: int | None,
+    sequence_packing: bool,
     learning_rate: float,
     report: Callable[[int, float], None],
 ) -> None:
@@ -49,10 +52,12 @@ def train_supervised(
                 advantages=torch.ones(batch_size),
             ),
             responses_per_update=batch_size,
-            micro_batch_size=micro_batch_size,
+            limits=MicroBatchLimits(
+                micro_batch_size, micro_batch_tokens, policy.length_multiple, packed=sequence_packing
+            ),
+            attention_length=policy.attention_length,
             data_parallel_rank=policy.data_parallel_rank,
             data_parallel_size=policy.data_parallel_size,
-            length_multiple=policy.length_multiple,
             max_response_length=longest,
         )
         policy.prepare_for_training()

@@ -11,9 +11,10 @@ from torch import Tensor
 from tepo_nemo.objectives.advantage import group_advantages
 from tepo_nemo.objectives.contract import Mean, Objective
 from tepo_nemo.rollout.batch import ScoredBatch
+from tepo_nemo.training.balance import MicroBatchLimits
 from tepo_nemo.training.batch import TrainBatch, add_means
 from tepo_nemo.training.collect import StepCollector, trained_lengths, whole_mini_batches
-from tepo_nemo.training.metrics import UPDATE_METRICS, batch_means, rollout_metrics
+from tepo_nemo.training.metrics import UPDATE_METRICS, padding_mean, rollout_metrics
 from tepo_nemo.training.minibatch import build_mini_batches
 from tepo_nemo.training.policy import Policy
 from tepo_nemo.training.statistics import with_minibatch_statistics, with_old_statistics
@@ -28,7 +29,9 @@ class TrainerSettings:
     prompts_per_step: int
     responses_per_prompt: int
     updates_per_rollout: int
-    micro_batch_size: int
+    micro_batch_size: int | None
+    micro_batch_tokens: int | None
+    sequence_packing: bool
     max_response_length: int
     advantage: str
     learning_rate: float
@@ -48,6 +51,9 @@ class Recorder(Protocol):
         self, step: int, metrics: dict[str, float], kept: ScoredBatch | None, advantages: Tensor | None
     ) -> None:
         """Metrics of a step and the responses that it trained on."""
+
+    def flush(self) -> None:
+        """Return when everything told is written."""
 
 
 class Trainer:
@@ -88,6 +94,7 @@ class Trainer:
             # Recorded before it is saved: a run that resumes from a checkpoint finds its steps recorded.
             self._recorder.step(self.step, metrics, kept, advantages)
             if last or (settings.save_interval and self.step % settings.save_interval == 0):
+                self._recorder.flush()
                 self.save()
 
     def save(self) -> None:
@@ -140,18 +147,24 @@ class Trainer:
                 response_lengths=trained_lengths(kept),
                 groups=kept.rollouts.groups,
                 advantages=advantages,
+                sampled_logprobs=kept.rollouts.generation.logprobs,
             ),
             responses_per_update=settings.responses_per_update,
-            micro_batch_size=settings.micro_batch_size,
+            limits=MicroBatchLimits(
+                settings.micro_batch_size,
+                settings.micro_batch_tokens,
+                policy.length_multiple,
+                packed=settings.sequence_packing,
+            ),
+            attention_length=policy.attention_length,
             data_parallel_rank=policy.data_parallel_rank,
             data_parallel_size=policy.data_parallel_size,
-            length_multiple=policy.length_multiple,
             max_response_length=settings.max_response_length,
         )
         policy.prepare_for_training()
         with self._timers.phase("old_stats"):
             mini_batches = with_old_statistics(policy, mini_batches)
-        means = batch_means(mini_batches, kept.rollouts.generation)
+        means = padding_mean(mini_batches)
         grad_norms, trained_tokens = [], 0
         for mini_batch in mini_batches:
             if self._objective.needs_minibatch_statistics:

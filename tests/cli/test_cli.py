@@ -51,7 +51,7 @@ def error_line(capsys, *arguments: str) -> str:
         (
             ["trian"],
             "argument COMMAND: invalid choice: 'trian' (choose from 'train', 'validate', 'plot', "
-            "'prepare-data') "
+            "'bench', 'prepare-data') "
             "(see tepo-nemo --help)",
         ),
         (["train", "--dry"], "unknown argument --dry (see tepo-nemo --help)"),
@@ -71,7 +71,7 @@ def test_wrong_arguments_are_one_line(capsys, arguments, line):
 MISTAKES = [
     ("rollout.prompt_per_step=3", "rollout.prompt_per_step: unknown key"),
     ("rollout.responses_per_prompt=1", "rollout.responses_per_prompt=1: must be at least 2"),
-    ("trainer.micro_batch_size=5", "trainer.micro_batch_size=5: must divide"),
+    ("trainer.updates_per_rollout=7", "trainer.updates_per_rollout=7: must divide"),
     ("model.tensor_model_parallel_size=3", "model.tensor_model_parallel_size=3: must divide"),
     ("model.pipeline_model_parallel_size=4", "model.pipeline_model_parallel_size=4: is more stages"),
     ("model.restore_from_path=none.nemo", "model.restore_from_path="),

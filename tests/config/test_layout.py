@@ -13,34 +13,26 @@ PAPER = dict(
     prompts_per_step=64,
     responses_per_prompt=8,
     updates_per_rollout=8,
-    micro_batch_size=4,
 )
 
 
 @pytest.mark.parametrize(
     ("change", "expected"),
     [
-        # 8 ranks / 4 = 2 copies; 512 responses, 64 an update, 32 a copy, 8 micro-batches of 4
-        ({}, Layout(8, 4, 1, 2, 512, 64, 32, 8)),
+        # 8 ranks / 4 = 2 copies; 512 responses, 64 an update
+        ({}, Layout(8, 4, 1, 2, 512, 64)),
         # 16 ranks / (4 x 2) = 2 copies
-        ({"nodes": 2, "pipeline": 2}, Layout(16, 4, 2, 2, 512, 64, 32, 8)),
-        # one rank, one update, one micro-batch: nothing is divided
+        ({"nodes": 2, "pipeline": 2}, Layout(16, 4, 2, 2, 512, 64)),
+        # one rank, one update: nothing is divided
+        ({"devices_per_node": 1, "tensor": 1, "updates_per_rollout": 1}, Layout(1, 1, 1, 1, 512, 512)),
+        # three responses a prompt; 6 prompts, 3 updates of 2 groups
         (
-            {"devices_per_node": 1, "tensor": 1, "updates_per_rollout": 1, "micro_batch_size": 512},
-            Layout(1, 1, 1, 1, 512, 512, 512, 1),
+            {"prompts_per_step": 6, "responses_per_prompt": 3, "updates_per_rollout": 3},
+            Layout(8, 4, 1, 2, 18, 6),
         ),
-        # three responses a prompt; 6 prompts, 3 updates of 2 groups: 6 responses, on 2 copies 3 each
-        (
-            {
-                "prompts_per_step": 6,
-                "responses_per_prompt": 3,
-                "updates_per_rollout": 3,
-                "micro_batch_size": 1,
-            },
-            Layout(8, 4, 1, 2, 18, 6, 3, 3),
-        ),
-        # a copy may hold a part of a group only: 1 group of 8 on 2 copies
-        ({"prompts_per_step": 8, "micro_batch_size": 2}, Layout(8, 4, 1, 2, 64, 8, 4, 2)),
+        # a copy may train on a part of a group only, and on other numbers of responses than another copy
+        ({"prompts_per_step": 8}, Layout(8, 4, 1, 2, 64, 8)),
+        ({"prompts_per_step": 8, "devices_per_node": 12}, Layout(12, 4, 1, 3, 64, 8)),
     ],
 )
 def test_layout_by_hand_count(change, expected):
@@ -80,25 +72,9 @@ def test_layout_by_hand_count(change, expected):
             "groups; set it to 64",
         ),
         (
-            {"devices_per_node": 12, "responses_per_prompt": 7, "updates_per_rollout": 64},
-            "trainer.updates_per_rollout=64: leaves 7 responses an update (448 / 64), which cannot be shared "
-            "by 3 copies "
-            "of the model (12 ranks / 4); make rollout.prompts_per_step=64 x rollout.responses_per_prompt=7 "
-            "a multiple "
-            "of 192",
-        ),
-        (
-            {"micro_batch_size": 5},
-            "trainer.micro_batch_size=5: must divide the 32 responses that a copy of the model trains on in "
-            "an update "
-            "(step 512 / updates 8 / copies 2); set it to 4 or 8",
-        ),
-        # larger than what there is to divide (faults 24: it must not round to no micro-batch at all)
-        (
-            {"micro_batch_size": 64},
-            "trainer.micro_batch_size=64: must divide the 32 responses that a copy of the model trains on in "
-            "an update "
-            "(step 512 / updates 8 / copies 2); set it to 32",
+            {"devices_per_node": 36, "prompts_per_step": 8},
+            "trainer.updates_per_rollout=8: leaves 8 responses an update (64 / 8) for 9 copies of the model "
+            "(36 ranks / 4); make rollout.prompts_per_step=8 x rollout.responses_per_prompt=8 at least 72",
         ),
     ],
 )
@@ -113,18 +89,11 @@ def test_every_division_of_a_planned_layout_is_exact():
     planned = refused = 0
     for devices in (1, 2, 3, 4, 6, 8):
         for tensor, pipeline in ((1, 1), (2, 1), (1, 2), (2, 2), (3, 1)):
-            for prompts, group, updates, micro in (
-                (4, 2, 2, 1),
-                (4, 4, 1, 2),
-                (6, 2, 3, 4),
-                (12, 3, 4, 3),
-                (8, 8, 8, 8),
-            ):
+            for prompts, group, updates in ((4, 2, 2), (4, 4, 1), (6, 2, 3), (12, 3, 4), (8, 8, 8)):
                 try:
                     layout = plan_layout(
                         nodes=1, devices_per_node=devices, tensor=tensor, pipeline=pipeline,
-                        prompts_per_step=prompts, responses_per_prompt=group,
-                        updates_per_rollout=updates, micro_batch_size=micro,
+                        prompts_per_step=prompts, responses_per_prompt=group, updates_per_rollout=updates,
                     )  # fmt: skip
                 except UserError:
                     refused += 1
@@ -132,15 +101,13 @@ def test_every_division_of_a_planned_layout_is_exact():
                 planned += 1
                 assert layout.tensor * layout.pipeline * layout.data == devices
                 assert layout.responses_per_step == prompts * group
-                assert layout.micro_batches * micro * layout.data * updates == prompts * group
+                assert layout.responses_per_update * updates == prompts * group
     assert planned and refused
 
 
 def test_layout_prints_its_numbers():
     assert str(plan_layout(**PAPER)) == (
-        "ranks      8 = 4 tensor x 1 pipeline x 2 data\n"
-        "step       512 responses, 8 updates of 64\n"
-        "update     32 responses a model copy in 8 micro-batches of 4"
+        "ranks      8 = 4 tensor x 1 pipeline x 2 data\nstep       512 responses, 8 updates of 64"
     )
 
 

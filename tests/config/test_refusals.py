@@ -8,6 +8,7 @@ from pydantic import BaseModel
 from support.toy_files import make_toy_files
 
 from tepo_nemo.config.load import dump_config, load_config
+from tepo_nemo.config.presets import choices
 from tepo_nemo.config.schema import Config
 from tepo_nemo.errors import UserError
 
@@ -45,7 +46,8 @@ MISTAKES = [
     ("model=tyo", "model=tyo: unknown model; did you mean toy? choose from toy"),
     (
         "algorithm=tpo",
-        "algorithm=tpo: unknown algorithm; did you mean tepo? choose from grpo, grpo_dapo, tepo, tepo_no_kl",
+        "algorithm=tpo: unknown algorithm; did you mean tepo? choose from "
+        + ", ".join(choices()["algorithm"]),
     ),
     ("experiment=toy", "experiment=toy: unknown experiment; did you mean toy_cpu? choose from toy_cpu"),
     ("~model", "~model: presets are only chosen, as model=NAME; choose from toy"),
@@ -95,6 +97,17 @@ MISTAKES = [
     ("trainer.max_steps=0", "trainer.max_steps=0: must be at least 1"),
     ("trainer.micro_batch_size=0", "trainer.micro_batch_size=0: must be at least 1"),
     ("trainer.micro_batch_size=-2", "trainer.micro_batch_size=-2: must be at least 1"),
+    (
+        "trainer.sequence_packing=true",
+        "trainer.sequence_packing=true: needs the attention of Transformer Engine, which "
+        "hardware.accelerator=cpu does without (set trainer.sequence_packing=false)",
+    ),
+    (
+        "trainer.sequence_packing=true hardware.accelerator=gpu model.transformer_engine=false",
+        "trainer.sequence_packing=true: needs the attention of Transformer Engine, which "
+        "model.transformer_engine=false does without (set trainer.sequence_packing=false)",
+    ),
+    ("trainer.micro_batch_tokens=0", "trainer.micro_batch_tokens=0: must be at least 1"),
     ("trainer.updates_per_rollout=0", "trainer.updates_per_rollout=0: must be at least 1"),
     ("trainer.save_interval=-1", "trainer.save_interval=-1: must be at least 0"),
     ("hardware.devices_per_node=0", "hardware.devices_per_node=0: must be at least 1"),
@@ -245,17 +258,9 @@ MISTAKES = [
         "set it to 4 or 8",
     ),
     (
-        "trainer.micro_batch_size=5",
-        "trainer.micro_batch_size=5: must divide the 64 responses that a copy of the model trains on in an "
-        "update "
-        "(step 512 / updates 8 / copies 1); set it to 4 or 8",
-    ),
-    (
-        "hardware.devices_per_node=3",
-        "trainer.updates_per_rollout=8: leaves 64 responses an update (512 / 8), which cannot be shared by 3 "
-        "copies of the "
-        "model (3 ranks / 1); make rollout.prompts_per_step=64 x rollout.responses_per_prompt=8 a multiple "
-        "of 24",
+        "hardware.devices_per_node=65",
+        "trainer.updates_per_rollout=8: leaves 64 responses an update (512 / 8) for 65 copies of the model "
+        "(65 ranks / 1); make rollout.prompts_per_step=64 x rollout.responses_per_prompt=8 at least 520",
     ),
     (
         "model.tensor_model_parallel_size=2",
@@ -375,7 +380,10 @@ def test_mistake_is_refused_with_its_line(overrides, message, toy):
 @pytest.mark.parametrize(
     "overrides",
     [
-        "rollout.responses_per_prompt=2 trainer.micro_batch_size=16",
+        "rollout.responses_per_prompt=2 trainer.micro_batch_size=5",
+        "hardware.devices_per_node=3",
+        "trainer.micro_batch_tokens=null",
+        "trainer.sequence_packing=true hardware.accelerator=gpu",
         "rollout.top_k=0 rollout.top_p=1.0 rollout.repetition_penalty=1.0",
         "model.context_parallel_size=1",
         "model.virtual_pipeline_model_parallel_size=null model.num_moe_experts=null "

@@ -1,5 +1,7 @@
 """CUDA calls and device arguments, answered by the CPU, in ranks where the stand-ins are in place."""
 
+from collections.abc import Callable
+
 import pytest
 import torch
 
@@ -114,3 +116,29 @@ def same_after_a_second_call(rank: int, world_size: int) -> list[bool]:
 
 def test_a_second_install_changes_nothing(worlds):
     assert worlds(1, stack="nemo").run(same_after_a_second_call) == [[True, True]]
+
+
+def test_only_the_host_s_small_functions_are_left_uncompiled(worlds):
+    """The operator on logits is compiled on a CPU too."""
+    assert worlds(1, stack="nemo").run(compilers) == [(True, True, 1)]
+
+
+def compilers(rank: int, world_size: int) -> tuple[bool, bool, int]:
+    import megatron.core.jit
+    import nemo.collections.nlp.modules.common.megatron.utils as nemo_utils
+
+    def double(x: torch.Tensor) -> torch.Tensor:
+        return x + x
+
+    graphs = []
+
+    def compiler(graph: torch.fx.GraphModule, inputs: list[torch.Tensor]) -> Callable:
+        graphs.append(graph)
+        return graph.forward
+
+    torch.compile(double, backend=compiler)(torch.ones(2))
+    return (
+        megatron.core.jit.jit_fuser(double) is double,
+        nemo_utils.jit_fuser(double) is double,
+        len(graphs),
+    )

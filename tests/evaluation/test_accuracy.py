@@ -63,7 +63,7 @@ def ask(prompts, *, name="test", seed=5, samples=2, temperature=0.6):
 def test_a_set_is_asked_as_it_says():
     request, keys = ask([make_prompt(0), make_prompt(1)], samples=3)
     assert request.prompt_tokens == [[0, 1]] * 3 + [[1000, 1001]] * 3
-    assert (request.temperature, request.max_response_length) == (0.6, 9)
+    assert (request.temperature, request.max_response_lengths) == (0.6, [9] * 6)
     assert len(set(keys)) == 6
 
 

@@ -23,7 +23,7 @@ GREEDY = GenerationRequest(
     sample_indices=[0, 0, 0],
     seed=1,
     temperature=0.0,
-    max_response_length=10,
+    max_response_lengths=[10, 10, 10],
 )
 
 

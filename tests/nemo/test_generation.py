@@ -1,12 +1,22 @@
 """The embedded engine: the same tokens at every layout and batch size, with the log-probs of training."""
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
 from support.gather import whole
-from support.generation import Generated, generate_all, generate_with_loud_padding, generate_with_nemo
+from support.generation import (
+    CacheUse,
+    Generated,
+    compare_with_nemo,
+    count_passes,
+    follow_cache,
+    generate_all,
+    generate_with_loud_padding,
+    generate_with_nemo,
+    look_seldom,
+)
 from support.layouts import BF16, LAYOUTS, MODES, REFERENCE, Given, Outcome, assert_close
 from support.once import once
 from support.reference_model import logits_of
@@ -32,13 +42,20 @@ SAMPLED = GenerationRequest(
     sample_indices=list(range(SAMPLES)) * len(PROMPTS),
     seed=7,
     temperature=1.0,
-    max_response_length=LONGEST,
+    max_response_lengths=[LONGEST] * (SAMPLES * len(PROMPTS)),
 )
+# Those to the prompts of 1, 2 and 3 tokens end before the prompt of 5 does: the batch runs empty and goes on.
+LIMITS = [4, 9, 3, 1, 10, 1, 2, 1, 7, 2, 1, 2]
+# Everything that may tell rows apart by where they stand: samples of a prompt are torn apart, too.
+SHUFFLED = [7, 0, 11, 4, 2, 9, 1, 10, 3, 8, 6, 5]
 REQUESTS = {
     "sampled": SAMPLED,
     "cool": replace(SAMPLED, temperature=0.6),
     "greedy": replace(SAMPLED, temperature=0.0),
     "one row": SAMPLED.rows(3, 4),
+    "limits": replace(SAMPLED, max_response_lengths=LIMITS),
+    "greedy, limits": replace(SAMPLED, temperature=0.0, max_response_lengths=LIMITS),
+    "shuffled": SAMPLED.select(SHUFFLED),
 }
 BATCH_SIZES = [None, 1, 3]
 GENERATING = [REFERENCE, "tp2", "pp2", "dp2", "tp2_pp2", "tp2_sp"]
@@ -94,8 +111,23 @@ def test_tokens_do_not_depend_on_layout_and_batch_size(
 
 
 def test_a_row_does_not_depend_on_its_companions(generated: Callable[[str], list[Generated]]) -> None:
+    """Nor on its place among them; each row alone is batch size 1 in the test above."""
     responses = generated(REFERENCE)[0].responses
-    assert rows_of(responses["one row", None]) == rows_of(responses["sampled", None])[3:4]
+    sampled = rows_of(responses["sampled", None])
+    assert rows_of(responses["one row", None]) == sampled[3:4]
+    assert rows_of(responses["shuffled", None]) == [sampled[row] for row in SHUFFLED]
+
+
+@pytest.mark.parametrize("name, without", [("limits", "sampled"), ("greedy, limits", "greedy")])
+def test_each_response_is_cut_at_its_own_limit(
+    generated: Callable[[str], list[Generated]], name: str, without: str
+) -> None:
+    """A lower limit shortens a response and changes nothing else."""
+    responses = generated(REFERENCE)[0].responses
+    expected = [row[:limit] for row, limit in zip(rows_of(responses[without, None]), LIMITS, strict=True)]
+    assert rows_of(responses[name, None]) == expected
+    assert responses[name, None].finished.tolist() == [row[-1] == STOP_TOKEN for row in expected]
+    assert sum(map(len, expected)) < sum(map(len, rows_of(responses[without, None])))
 
 
 @pytest.mark.parametrize("name", ["sampled", "cool", "greedy"])
@@ -165,6 +197,22 @@ def test_greedy_is_what_nemo_generates(
     assert rows_of(generated(REFERENCE)[0].responses["greedy", None])[::SAMPLES] == expected
 
 
+def test_the_speed_comparison_is_of_equal_answers(
+    generated: Callable[[str], list[Generated]],
+    worlds: Worlds,
+    toy: ToyFolder,
+    given: Callable[[bool], Given],
+) -> None:
+    """Tokens that NeMo generates past a row's limit are not counted."""
+    config = LAYOUTS["tp2"].config(toy, *given(False).overrides)
+    request = REQUESTS["greedy, limits"]
+    speeds = worlds(2, stack="nemo").run(compare_with_nemo, config, request, timeout=110)
+    expected = int(generated(REFERENCE)[0].responses["greedy, limits", None].lengths.sum())
+    for speed in speeds:
+        assert speed.equal and speed.tokens == expected
+    assert speeds[0] == speeds[1]
+
+
 @pytest.mark.parametrize("layout", [REFERENCE, "tp2"])
 def test_padding_columns_do_not_exist(
     generated: Callable[[str], list[Generated]],
@@ -198,3 +246,78 @@ def test_generation_leaves_training_as_it_was(
     assert answers[0].after.layer_lengths == expected.layer_lengths[name]
     gradients = whole([answer.after.gradients for answer in answers], vocabulary=VOCABULARY, tied=False)
     assert_close(gradients, expected.gradients[name], 1e-6, name)
+
+
+# ----------------------------------------------------------------- what is fed to the model
+
+
+@dataclass(frozen=True)
+class Counted:
+    """Rows and positions of each forward pass, by hand, for responses that end at their limits alone."""
+
+    prompts: list[list[int]]  # one a response
+    limits: list[int]
+    passes: list[tuple[int, int]]
+
+
+A, B, C = [4, 5], [6, 7], [4, 5, 6, 7]
+COUNTED = {
+    # Two rows end where the next are drawn: of n tokens the last is never fed.
+    "a group": Counted([C, C, C, C], [1, 2, 4, 4], [(1, 4), (3, 1), (2, 1), (2, 1)]),
+    "two prompts of a length": Counted([A, B, A, B], [3, 1, 2, 1], [(2, 2), (2, 1), (1, 1)]),
+    # A and B are drawn at positions 2, 3 and 4, where C joins; it is drawn at 4 and 5.
+    "a longer prompt joins": Counted([C, A, B, A], [2, 3, 3, 3], [(2, 2), (3, 1), (3, 1), (1, 4), (1, 1)]),
+    "a longer prompt follows": Counted([C, A, C], [2, 1, 1], [(1, 2), (1, 4), (1, 1)]),
+    "the last place moves up": Counted([A, A, A], [1, 4, 3], [(1, 2), (2, 1), (2, 1), (1, 1)]),
+}
+
+
+@pytest.mark.parametrize("layout", [REFERENCE, "tp2_pp2"])
+def test_what_is_fed(worlds: Worlds, toy: ToyFolder, given: Callable[[bool], Given], layout: str) -> None:
+    """Each distinct prompt once, then the last token of each response that goes on; on every rank."""
+    requests = {
+        name: replace(
+            SAMPLED,
+            prompt_tokens=case.prompts,
+            prompt_keys=[1] * len(case.prompts),
+            sample_indices=list(range(len(case.prompts))),
+            max_response_lengths=case.limits,
+        )
+        for name, case in COUNTED.items()
+    }
+    config = LAYOUTS[layout].config(toy, *given(False).overrides)
+    world = worlds(LAYOUTS[layout].ranks, stack="nemo")
+    for answer in world.run(count_passes, config, requests, timeout=110):
+        for name, case in COUNTED.items():
+            assert answer[name].generation.lengths.tolist() == case.limits, name
+            assert answer[name].passes == case.passes, name
+
+
+def test_tokens_fed_with_stop_tokens(
+    worlds: Worlds,
+    toy: ToyFolder,
+    given: Callable[[bool], Given],
+    generated: Callable[[str], list[Generated]],
+) -> None:
+    """A response of n tokens feeds n - 1. Looking for its end at every third position, up to two more."""
+    config = LAYOUTS[REFERENCE].config(toy, *given(False).overrides)
+    (answer,) = worlds(1, stack="nemo").run(look_seldom, config, SAMPLED, (1, 3), timeout=110)
+    expected = generated(REFERENCE)[0].responses["sampled", None]
+    fed = {interval: sum(rows * length for rows, length in seen.passes) for interval, seen in answer.items()}
+    for seen in answer.values():
+        assert torch.equal(seen.generation.tokens, expected.tokens)
+        assert torch.equal(seen.generation.lengths, expected.lengths)
+        assert torch.equal(seen.generation.finished, expected.finished)
+        torch.testing.assert_close(seen.generation.logprobs, expected.logprobs, rtol=0, atol=1e-5)
+    needed = sum(map(len, PROMPTS)) + int((expected.lengths - 1).sum())
+    assert fed[1] == needed
+    assert needed < fed[3] <= needed + 2 * int(expected.finished.sum())
+
+
+def test_the_cache_is_allocated_once_and_given_back(
+    worlds: Worlds, toy: ToyFolder, given: Callable[[bool], Given]
+) -> None:
+    """Keys and values of two layers, whatever batches and requests come, until it is released."""
+    config = LAYOUTS[REFERENCE].config(toy, *given(False).overrides, "rollout.batch_size=5")
+    (use,) = worlds(1, stack="nemo").run(follow_cache, config, [SAMPLED, REQUESTS["limits"]], timeout=110)
+    assert use == CacheUse(allocated=4, alive_before_release=4, alive_after_release=0)

@@ -23,9 +23,9 @@ def rows_of_the_product(
 
     host, policy = build_policy(config)
     policy.prepare_for_training()
-    (mini_batch,) = mini_batches_of(
+    mini_batches = mini_batches_of(
         policy, batch, None, responses_per_update=RESPONSES_PER_UPDATE, micro_batch_size=4
-    )[:1]
+    )[:2]
     seen: list[list[int]] = []
     name = "fused_logprob_entropy" if config.trainer.fused_output_layer else "vocab_parallel_logprob_entropy"
     operator = getattr(output_layer, name)
@@ -39,10 +39,10 @@ def rows_of_the_product(
         for chunk in host.actor.get_model_module_list():
             if chunk.post_process:
                 patch.setattr(chunk.output_layer, "forward", None)  # logits of all positions
-        (mini_batch,) = with_old_statistics(policy, [mini_batch])
+        mini_batches = with_old_statistics(policy, mini_batches)
         old, seen[:] = list(seen), []
         policy.prepare_for_training_step()
-        policy.get_loss_and_metrics(mini_batch, forward_only=False)
+        policy.get_loss_and_metrics(mini_batches[0], forward_only=False)
         policy.finish_training_step()
     return {"old": old, "training": seen}
 
@@ -61,10 +61,14 @@ def test_only_response_tokens(
         overrides.append("model.sequence_parallel=true")
     config = toy.config(*overrides, **layout)
     ranks = worlds(2 if layout else 1, stack="nemo").run(rows_of_the_product, config, start.batch)
-    # A micro-batch of 4 responses: the tokens of its responses, and hidden states or logits of each.
+    # The first mini-batch is trained on, the second one's old statistics are taken; in both, the rows are the
+    # tokens of the responses, and the columns hidden states or logits.
     width = config.model.hidden_size if fused else 16
-    lengths = start.batch.response_lengths[:RESPONSES_PER_UPDATE].view(-1, 4).sum(1).tolist()
+    training, old = start.batch.response_lengths[: 2 * RESPONSES_PER_UPDATE].view(2, -1).sum(1).tolist()
     for rank, found in enumerate(ranks):
-        last_stage = layout.get("pipeline", 1) == 1 or rank == 1
-        expected = [[tokens, width] for tokens in lengths] if last_stage else []
-        assert found == {"old": expected, "training": expected}
+        if layout.get("pipeline", 1) == 1 or rank == 1:
+            assert sum(rows for rows, _ in found["training"]) == training
+            assert sum(rows for rows, _ in found["old"]) == old
+            assert {columns for shapes in found.values() for _, columns in shapes} == {width}
+        else:
+            assert found == {"old": [], "training": []}

@@ -99,7 +99,7 @@ def dense(case):
 
 
 def assert_close(actual, expected):
-    """In nats, and in units of gradients of order 1: fp32 matrix products come before the operator and after."""
+    """In nats, and in units of gradients of order 1: fp32 matrix products stand before and after."""
     for name, value in vars(expected).items():
         tolerance = 1e-5 if "gradient" in name else 4e-6
         torch.testing.assert_close(getattr(actual, name).double(), value, rtol=tolerance, atol=tolerance)

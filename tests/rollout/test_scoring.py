@@ -1,5 +1,6 @@
 """Texts, rewards, and scored batches cut up and joined."""
 
+import threading
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -70,20 +71,20 @@ BATCH = rollouts(
 
 def test_texts_are_without_the_stop_token_and_whole_where_cut():  # faults 34
     reward = Reward()
-    scored = Grader(Ranks(), reward, spell).score(BATCH)
+    scored = Grader(Ranks(), reward, spell).score([BATCH])
     assert scored.texts == ["ac", "", "abc2", "c"]
     assert [text for _, text, _, _ in reward.asked] == scored.texts
 
 
 def test_each_response_is_graded_against_its_own_prompt():  # faults 4
     reward = Reward()
-    Grader(Ranks(), reward, spell).score(BATCH)
+    Grader(Ranks(), reward, spell).score([BATCH])
     expected = [(f"prompt p{number}", f"gold p{number}", {}) for number in (0, 2, 1, 0)]
     assert [(prompt, gold, metadata) for prompt, _, gold, metadata in reward.asked] == expected
 
 
 def test_a_failed_grading_is_not_valid():  # faults 5
-    scored = Grader(Ranks(), Reward(), spell).score(BATCH)
+    scored = Grader(Ranks(), Reward(), spell).score([BATCH])
     assert scored.rewards.tolist() == [2, 0, 4, 0] and scored.rewards.dtype == torch.float64
     assert scored.valid.tolist() == [True, True, True, False]
     assert scored.results[3].status == "error"
@@ -93,24 +94,45 @@ def test_a_failed_grading_is_not_valid():  # faults 5
     "status, valid", [("ok", True), ("unparseable", True), ("timeout", False), ("error", False)]
 )
 def test_verdicts_are_valid_and_failures_are_not(status, valid):
-    scored = Grader(Ranks(), lambda *_: RewardResult(0.0, status), spell).score(BATCH)
+    scored = Grader(Ranks(), lambda *_: RewardResult(0.0, status), spell).score([BATCH])
     assert scored.valid.tolist() == [valid] * 4
 
 
 def test_only_the_main_rank_grades_and_the_others_are_told():
     main = Ranks()
-    expected = Grader(main, Reward(), spell).score(BATCH)
+    expected = Grader(main, Reward(), spell).score([BATCH])
     reward = Reward()
-    other = Grader(Ranks(is_main=False, told=main.sent[0]), reward, spell).score(BATCH)
+    other = Grader(Ranks(is_main=False, told=main.sent[0]), reward, spell).score([BATCH])
     assert reward.asked == []
-    assert other.results == expected.results and other.texts == expected.texts
+    assert other.results == expected.results and other.texts == [""] * 4
+
+
+def test_a_batch_is_graded_while_the_next_one_is_generated():
+    """The grader begins with the first batch before the second comes, and cannot end before that."""
+    begun, generated = threading.Event(), threading.Event()
+
+    def reward(prompt, response_text, gold, metadata):
+        begun.set()
+        assert generated.wait(10)
+        return RewardResult(len(response_text), "ok")
+
+    def batches():
+        yield BATCH
+        assert begun.wait(10)
+        generated.set()
+        yield rollouts((1, [2, 2, STOP], True))
+
+    scored = Grader(Ranks(), reward, spell).score(batches())
+    assert scored.rewards.tolist() == [2, 0, 4, 1, 2]
+    assert scored.rollouts.groups.tolist() == [0, 2, 1, 0, 3 + 1]
+    assert scored.valid.all()
 
 
 def test_grading_leaves_the_sampled_tokens_alone():
     """faults 22: the tokens spell what other tokens spell, and stay what was sampled."""
     assert respell(spell([1, 2])) == [3]
     batch = rollouts((0, [1, 2, STOP], True), (0, [3, STOP], True))
-    scored = Grader(Ranks(), Reward(), spell).score(batch)
+    scored = Grader(Ranks(), Reward(), spell).score([batch])
     assert scored.texts == ["ab", "ab"]
     assert scored.rollouts.generation.tokens.tolist() == [[1, 2, STOP], [3, STOP, 5]]
 

@@ -1,11 +1,13 @@
 """What the ranks of a layout generate. Asked for in one call."""
 
+import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from unittest.mock import patch
 
 import torch
 from support.synthetic import Found
-from support.toy import STOP_TOKEN, VOCABULARY, build_objective, build_policy
+from support.toy import VOCABULARY, build_objective, build_policy
 from support.updates import Case, Taken, statistics_of, take_case
 
 from tepo_nemo.config.schema import Config
@@ -71,37 +73,115 @@ def generate_with_nemo(
     rank: int, world_size: int, config: Config, prompts: Sequence[Sequence[int]], max_response_length: int
 ) -> list[list[int]]:
     """NeMo's own greedy generation: the responses, up to the first stop token."""
-    from nemo.collections.nlp.modules.common.text_generation_strategy import GPTModelTextGenerationStrategy
+    from tepo_nemo.bench.generation import generate_with_nemo as generate
 
     host, policy = build_policy(config)
     policy.prepare_for_inference()
-    lengths = torch.tensor([len(prompt) for prompt in prompts])
-    tokens = torch.zeros(len(prompts), int(lengths.max()) + max_response_length, dtype=torch.int64)
-    for row, prompt in enumerate(prompts):
-        tokens[row, : len(prompt)] = torch.tensor(prompt)
-    output = host.actor.generate(
-        inputs=(tokens, lengths),
-        length_params={"max_length": max_response_length, "min_length": 0},
-        sampling_params={
-            "use_greedy": True,
-            "temperature": 1.0,
-            "top_k": 0,
-            "top_p": 1.0,
-            "repetition_penalty": 1.0,
-            "add_BOS": False,
-            "all_probs": False,
-            "compute_logprob": False,
-            "end_strings": ["<eos>"],
-        },
-        strategy=GPTModelTextGenerationStrategy(host.actor),
+    request = GenerationRequest(
+        prompt_tokens=prompts,
+        prompt_keys=[0] * len(prompts),
+        sample_indices=[0] * len(prompts),
+        seed=0,
+        temperature=0.0,
+        max_response_lengths=[max_response_length] * len(prompts),
     )
+    responses = generate(host.actor, request)
     policy.finish_inference()
-    responses = []
-    for prompt, ids in zip(prompts, output["token_ids"], strict=True):
-        response = list(ids[len(prompt) : len(prompt) + max_response_length])
-        end = response.index(STOP_TOKEN) + 1 if STOP_TOKEN in response else len(response)
-        responses.append(response[:end])
     return responses
+
+
+def compare_with_nemo(rank: int, world_size: int, config: Config, request: GenerationRequest):
+    """One timed pair of greedy answers: a `GenerationSpeed`."""
+    from tepo_nemo.bench.generation import compare_generation
+
+    host, _ = build_policy(config)
+    return compare_generation(host.actor, request.prompt_tokens, request.max_response_lengths, pairs=1)
+
+
+@dataclass(frozen=True)
+class Fed:
+    """A generation, and rows and positions of each forward pass that it took."""
+
+    generation: Generation
+    passes: list[tuple[int, int]]
+
+
+def count_passes(
+    rank: int, world_size: int, config: Config, requests: Mapping[str, GenerationRequest]
+) -> dict[str, Fed]:
+    """Answer the requests with a stop token that cannot be drawn."""
+    from tepo_nemo.nemo.rollout.megatron import MegatronRollout
+
+    host, policy = build_policy(config)
+    host.actor.rollout = MegatronRollout(
+        host.actor, stop_token=VOCABULARY, vocab_size=VOCABULARY, batch_size=None
+    )
+    policy.prepare_for_inference()
+    answers = {name: _fed(host, policy, request) for name, request in requests.items()}
+    policy.finish_inference()
+    return answers
+
+
+def look_seldom(
+    rank: int, world_size: int, config: Config, request: GenerationRequest, intervals: Sequence[int]
+) -> dict[int, Fed]:
+    """Answer a request looking for stop tokens at various intervals."""
+    host, policy = build_policy(config)
+    policy.prepare_for_inference()
+    answers = {}
+    for interval in intervals:
+        host.actor.rollout.stop_check_interval = interval
+        answers[interval] = _fed(host, policy, request)
+    policy.finish_inference()
+    return answers
+
+
+def _fed(host, policy, request: GenerationRequest) -> Fed:
+    passes = []
+
+    def note(module, args, kwargs):
+        passes.append(tuple(kwargs["input_ids"].shape))
+
+    hook = host.actor.model.register_forward_pre_hook(note, with_kwargs=True)
+    generation = policy.infer(request)
+    hook.remove()
+    return Fed(generation, passes)
+
+
+@dataclass(frozen=True)
+class CacheUse:
+    """Buffers that Megatron allocated for keys and values."""
+
+    allocated: int
+    alive_before_release: int
+    alive_after_release: int
+
+
+def follow_cache(
+    rank: int, world_size: int, config: Config, requests: Sequence[GenerationRequest]
+) -> CacheUse:
+    """Answer the requests one after the other."""
+    from megatron.core.transformer.attention import Attention
+
+    host, policy = build_policy(config)
+    buffers = []
+    allocate = Attention._allocate_memory
+
+    def watch(*args, **kwargs):
+        buffer = allocate(*args, **kwargs)
+        buffers.append(weakref.ref(buffer))
+        return buffer
+
+    def alive() -> int:
+        return sum(buffer() is not None for buffer in buffers)
+
+    with patch.object(Attention, "_allocate_memory", watch):
+        policy.prepare_for_inference()
+        for request in requests:
+            policy.infer(request)
+        before = alive()
+        policy.finish_inference()
+    return CacheUse(len(buffers), before, alive())
 
 
 def generate_with_loud_padding(

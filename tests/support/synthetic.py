@@ -8,6 +8,7 @@ import torch
 from support.toy import FIRST_CHARACTER, STOP_TOKEN, VOCABULARY
 from torch import Tensor
 
+from tepo_nemo.training.balance import MicroBatchLimits
 from tepo_nemo.training.batch import MicroBatch, MiniBatch, TokenStatistics, TrainBatch
 from tepo_nemo.training.minibatch import build_mini_batches
 
@@ -111,10 +112,10 @@ def mini_batches_of(
     mini_batches = build_mini_batches(
         batch,
         responses_per_update=responses_per_update,
-        micro_batch_size=micro_batch_size,
+        limits=MicroBatchLimits(micro_batch_size, None, policy.length_multiple),
+        attention_length=policy.attention_length,
         data_parallel_rank=policy.data_parallel_rank,
         data_parallel_size=policy.data_parallel_size,
-        length_multiple=policy.length_multiple,
         max_response_length=LONGEST_RESPONSE,
     )
     if old is None:

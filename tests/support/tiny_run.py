@@ -69,6 +69,9 @@ class Recording:
         self.kept.append(kept)
         self.advantages.append(advantages)
 
+    def flush(self) -> None:
+        """Nothing is on its way."""
+
 
 def make_collector(
     policy: Any,
@@ -84,6 +87,7 @@ def make_collector(
         responses_per_prompt=4,
         temperature=policy.temperature,
         max_response_length=5,
+        prompts_at_once=None,
         dynamic_sampling=False,
         max_generation_batches=3,
     )
@@ -118,6 +122,8 @@ def make_run(
         responses_per_prompt=4,
         updates_per_rollout=2,
         micro_batch_size=2,
+        micro_batch_tokens=None,
+        sequence_packing=False,
         max_response_length=5,
         advantage="group",
         learning_rate=0.5,

@@ -19,6 +19,7 @@ from tepo_nemo.parallel.vocab import vocab_parallel_logprob_entropy
 from tepo_nemo.rollout.protocol import Generation, GenerationRequest
 from tepo_nemo.rollout.sampling import row_keys, sample_tokens
 from tepo_nemo.training.batch import MicroBatch, MiniBatch, TokenStatistics, add_means
+from tepo_nemo.training.metrics import logprob_gap
 from tepo_nemo.training.policy import UpdateResult
 
 STOP = 0
@@ -70,6 +71,7 @@ class TorchPolicy:
     """Implements `Policy`, and asserts that its methods are called in the order of the life cycle."""
 
     length_multiple = 1
+    attention_length = 10**6
 
     def __init__(
         self,
@@ -117,7 +119,8 @@ class TorchPolicy:
     def infer(self, request: GenerationRequest) -> Generation:
         """Every rank generates everything, and every token by a forward over the whole sequence."""
         assert self._phase == "inference"
-        rows, limit = torch.arange(len(request)), request.max_response_length
+        rows, limits = torch.arange(len(request)), torch.tensor(request.max_response_lengths)
+        limit = int(limits.max())
         prompts = torch.tensor([len(prompt) for prompt in request.prompt_tokens])
         sequences = torch.zeros(len(rows), int(prompts.max()) + limit, dtype=torch.int64)
         for row, prompt in enumerate(request.prompt_tokens):
@@ -134,9 +137,9 @@ class TorchPolicy:
                 group=None,
             )
             sequences[rows, prompts + position] = tokens[:, position]
-        stops = tokens == STOP
+        stops = (tokens == STOP) & (torch.arange(limit) < limits[:, None])
         finished = stops.any(dim=1)
-        lengths = torch.where(finished, stops.int().argmax(dim=1) + 1, limit)
+        lengths = torch.where(finished, stops.int().argmax(dim=1) + 1, limits)
         longest = int(lengths.max())  # what follows a stop token is junk, as the protocol allows
         return Generation(tokens[:, :longest], lengths, finished, logprobs[:, :longest])
 
@@ -177,7 +180,7 @@ class TorchPolicy:
             )
             output.loss.backward()
             total += output.loss.detach()
-            add_means(metrics, output.metrics)
+            add_means(metrics, output.metrics | logprob_gap(micro, old))
         return total, metrics
 
     def finish_training_step(self) -> None:

@@ -1,5 +1,6 @@
 """From a step's responses to the micro-batches of each rank."""
 
+from dataclasses import replace
 from math import ceil
 
 import pytest
@@ -7,6 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tepo_nemo.training.balance import MicroBatchLimits
 from tepo_nemo.training.batch import TrainBatch
 from tepo_nemo.training.minibatch import build_mini_batches, shifted_sequences
 
@@ -30,10 +32,10 @@ def build(batch, update, micro=1, rank=0, ranks=1, multiple=1):
     return build_mini_batches(
         batch,
         responses_per_update=update,
-        micro_batch_size=micro,
+        limits=MicroBatchLimits(micro, None, multiple),
+        attention_length=100,
         data_parallel_rank=rank,
         data_parallel_size=ranks,
-        length_multiple=multiple,
         max_response_length=20,
     )
 
@@ -43,33 +45,31 @@ def build(batch, update, micro=1, rank=0, ranks=1, multiple=1):
 
 def test_the_mask_marks_the_position_that_predicts_the_trained_token():  # faults 16
     """Tokens 10, 11 | 12, 13, of which 12 alone is trained: the target under the mask is 12."""
-    inputs, targets, mask = shifted_sequences(
-        [[10, 11]], torch.tensor([[12, 13]]), torch.tensor([1]), width=3
-    )
+    inputs, targets, mask, column = shifted_sequences([[10, 11]], torch.tensor([[12, 13]]), torch.tensor([1]))
     assert targets[mask].tolist() == [12]
     assert inputs[mask].tolist() == [11]
-    assert mask.tolist() == [[False, True, False]]
-    assert inputs[0, :2].tolist() == [10, 11] and targets[0, :2].tolist() == [11, 12]
+    assert mask.tolist() == [[False, True]]
+    assert inputs.tolist() == [[10, 11]] and targets.tolist() == [[11, 12]]
+    assert column[mask].tolist() == [0]
 
 
 def test_shift_by_hand():
-    inputs, targets, mask = shifted_sequences(
+    inputs, targets, mask, column = shifted_sequences(
         [[1, 2, 3], [4], [5, 6]],
         torch.tensor([[7, 8, JUNK], [9, 10, 11], [JUNK, JUNK, JUNK]]),
         torch.tensor([2, 3, 0]),
-        width=5,
     )
-    assert inputs.tolist() == [[1, 2, 3, 7, 8], [4, 9, 10, 11, 0], [5, 6, 0, 0, 0]]
-    assert targets.tolist() == [[2, 3, 7, 8, 0], [9, 10, 11, 0, 0], [6, 0, 0, 0, 0]]
-    assert mask.int().tolist() == [[0, 0, 1, 1, 0], [1, 1, 1, 0, 0], [0, 0, 0, 0, 0]]
-    assert inputs.is_contiguous() and targets.is_contiguous()
+    assert inputs.tolist() == [[1, 2, 3, 7], [4, 9, 10, 11], [5, 6, 0, 0]]
+    assert targets.tolist() == [[2, 3, 7, 8], [9, 10, 11, 0], [6, 0, 0, 0]]
+    assert mask.int().tolist() == [[0, 0, 1, 1], [1, 1, 1, 0], [0, 0, 0, 0]]
+    assert column[mask].tolist() == [0, 1, 0, 1, 2]
 
 
-def test_the_last_token_fits_when_the_width_is_exact():
-    """The last token is a target and never an input, so the width is one less than the tokens."""
-    inputs, targets, mask = shifted_sequences([[1, 2]], torch.tensor([[3, 4]]), torch.tensor([2]), width=3)
-    assert inputs.tolist() == [[1, 2, 3]] and targets.tolist() == [[2, 3, 4]]
-    assert mask.tolist() == [[False, True, True]]
+def test_responses_without_a_column():
+    inputs, targets, mask, _ = shifted_sequences(
+        [[1, 2, 3]], torch.zeros(1, 0, dtype=torch.int64), torch.tensor([0])
+    )
+    assert (inputs.tolist(), targets.tolist(), mask.any().item()) == ([[1, 2]], [[2, 3]], False)
 
 
 # --- widths --------------------------------------------------------------------------------------
@@ -77,17 +77,28 @@ def test_the_last_token_fits_when_the_width_is_exact():
 ROWS = [([1, 2, 3], [4, 5]), ([6], [7, 8, 9]), ([1] * 6, []), ([2], [3])]
 
 
-@pytest.mark.parametrize("multiple, width", [(1, 5), (2, 6), (4, 8), (8, 8)])
-def test_widths_are_multiples_of_what_sequence_parallelism_needs(multiple, width):
-    """The longest row is a prompt of 6 whose response is not trained on: 6 - 1 positions."""
-    mini_batches = build(make_batch(ROWS), update=2, multiple=multiple)
-    assert {micro.inputs.shape for mini in mini_batches for micro in mini.micro_batches} == {(1, width)}
+@pytest.mark.parametrize("multiple, widths", [(1, [4, 3, 2]), (2, [4, 4, 2]), (4, [4] * 3), (8, [8] * 3)])
+def test_each_micro_batch_is_padded_to_its_own_longest(multiple, widths):
+    """Rows need 4, 3 and 2 positions, rounded for sequence parallelism; one is not trained on: left out."""
+    rows = [ROWS[0], ROWS[1], ([1, 2], [3]), ROWS[2]]
+    (mini_batch,) = build(make_batch(rows), update=4, multiple=multiple)
+    assert [list(micro.inputs.shape) for micro in mini_batch.micro_batches] == [
+        [1, width] for width in widths
+    ]
 
 
 def test_a_batch_that_needs_no_position_still_has_one():
     (mini_batch,) = build(make_batch([([1], []), ([2], [])]), update=2, micro=2, multiple=4)
     (micro,) = mini_batch.micro_batches
-    assert micro.inputs.shape == (2, 4) and not micro.mask.any()
+    assert micro.inputs.shape == (1, 4) and not micro.mask.any()
+
+
+def test_positions_are_those_of_the_mask_and_values_go_back_there():
+    (mini_batch,) = build(make_batch([([1, 2], [3, 4]), ([5], [6])]), update=2, micro=2)
+    (micro,) = mini_batch.micro_batches
+    assert micro.positions.tolist() == [1, 2, 3]  # of two rows of three
+    assert micro.spread(torch.tensor([0.5, 1.5, 2.5])).tolist() == [[0, 0.5, 1.5], [2.5, 0, 0]]
+    assert torch.equal(micro.spread(micro.targets[micro.mask]), micro.targets * micro.mask)
 
 
 # --- denominators --------------------------------------------------------------------------------
@@ -114,9 +125,13 @@ def test_totals_count_the_whole_mini_batch_on_every_rank():  # faults 6, T7, T9
             totals = mini_batch.totals
             assert (totals.tokens, totals.responses, totals.groups) == (12, 5, 3)
             assert totals.max_response_length == 20 and totals.statistics is None
-            own = torch.cat([micro.group_tokens for micro in mini_batch.micro_batches])
-            expected = [5, 6, 0, 5, 5, 6, 1, 1]
-            assert own.tolist() == expected[rank * 8 // ranks : (rank + 1) * 8 // ranks]
+            own = {
+                int(row): int(tokens)
+                for micro in mini_batch.micro_batches
+                for row, tokens in zip(micro.rows, micro.group_tokens, strict=True)
+                if row >= 0
+            }
+            assert own.items() <= dict(enumerate([5, 6, 0, 5, 5, 6, 1, 1])).items()
 
 
 def test_totals_count_each_mini_batch_alone():
@@ -126,58 +141,62 @@ def test_totals_count_each_mini_batch_alone():
     assert (first.totals.tokens, first.totals.responses, first.totals.groups) == (4, 2, 2)
     assert (second.totals.tokens, second.totals.responses, second.totals.groups) == (4, 1, 1)
     assert [micro.group_tokens.tolist() for micro in first.micro_batches] == [[3], [1]]
-    assert [micro.group_tokens.tolist() for micro in second.micro_batches] == [[4], [0]]
+    assert [micro.group_tokens.tolist() for micro in second.micro_batches] == [[4]]
 
 
 def test_a_masked_response_is_in_neither_numerator_nor_denominator():  # faults 8, 10
     """Two responses of 4 tokens, one of them masked: 4 tokens, 1 response, 1 group."""
     (mini_batch,) = build(make_batch([([1], [2] * 4), ([1], [])], groups=[0, 1]), update=2, micro=2)
     (micro,) = mini_batch.micro_batches
-    assert micro.mask.sum(dim=1).tolist() == [4, 0]
+    assert micro.mask.sum(dim=1).tolist() == [4] and micro.rows.tolist() == [0]
     assert (mini_batch.totals.tokens, mini_batch.totals.responses, mini_batch.totals.groups) == (4, 1, 1)
 
 
 def test_nothing_to_train_on():  # faults 9
     (mini_batch,) = build(make_batch([([1, 2], []), ([3], [])]), update=2)
+    assert [micro.rows.tolist() for micro in mini_batch.micro_batches] == [[-1]]
     assert (mini_batch.totals.tokens, mini_batch.totals.responses, mini_batch.totals.groups) == (0, 0, 0)
-    assert [micro.group_tokens.tolist() for micro in mini_batch.micro_batches] == [[0], [0]]
 
 
 # --- sharding ------------------------------------------------------------------------------------
 
 
-def test_a_partly_filled_mini_batch_is_padded_with_masked_responses():  # faults 24
-    """3 responses where 8 make a mini-batch, on 2 ranks: the second has padding alone."""
+def test_a_partly_filled_mini_batch_is_shared_out_as_it_is():  # faults 24
+    """3 responses where 8 make a mini-batch, on 4 ranks: one of them has nothing, and a pass over nothing."""
     batch = make_batch([([1, 2], [3, 4]), ([5], [6]), ([7], [8, 9, 10])], groups=[0, 0, 1])
-    ranks = [build(batch, update=8, micro=2, rank=rank, ranks=2) for rank in (0, 1)]
+    ranks = [build(batch, update=8, micro=2, rank=rank, ranks=4) for rank in range(4)]
     for (mini_batch,) in ranks:
-        assert len(mini_batch.micro_batches) == 2
+        (micro,) = mini_batch.micro_batches
         assert (mini_batch.totals.tokens, mini_batch.totals.responses, mini_batch.totals.groups) == (6, 3, 2)
-        assert {micro.inputs.shape for micro in mini_batch.micro_batches} == {(2, 3)}
-    rows = [[micro.rows.tolist() for micro in mini_batch.micro_batches] for (mini_batch,) in ranks]
-    assert rows == [[[0, 1], [2, -1]], [[-1, -1], [-1, -1]]]
-    masks = [
-        [micro.mask.sum(dim=1).tolist() for micro in mini_batch.micro_batches] for (mini_batch,) in ranks
+    rows = [mini_batch.micro_batches[0].rows.tolist() for (mini_batch,) in ranks]
+    assert sorted(rows) == [[-1], [0], [1], [2]]
+    (nothing,) = [
+        mini_batch.micro_batches[0] for (mini_batch,) in ranks if -1 in mini_batch.micro_batches[0].rows
     ]
-    assert masks == [[[2, 1], [3, 0]], [[0, 0], [0, 0]]]
+    assert nothing.inputs.shape == (1, 1) and not nothing.mask.any() and len(nothing.positions) == 0
 
 
-def test_whole_mini_batches_are_not_padded():
+def test_mini_batches_are_taken_in_order():
     mini_batches = build(make_batch(ROWS), update=2)
-    assert [micro.rows.tolist() for mini in mini_batches for micro in mini.micro_batches] == [
-        [0],
-        [1],
-        [2],
-        [3],
-    ]
+    rows = [[int(row) for micro in mini.micro_batches for row in micro.rows] for mini in mini_batches]
+    assert [sorted(of_mini) for of_mini in rows] == [[0, 1], [3]]  # nothing of row 2 is trained on
 
 
-@pytest.mark.parametrize("update, micro, ranks", [(6, 1, 4), (6, 4, 1), (12, 4, 2), (5, 1, 1), (8, 1, 1)])
-def test_arithmetic_that_leaves_a_rest_is_refused(update, micro, ranks):  # faults 24, 25
-    """Nothing is dropped silently: 12 responses that do not divide into equal micro-batches of all ranks."""
-    batch = make_batch([([1], [2])] * 12)
+def test_the_sampler_s_log_probs_stand_where_their_tokens_are_targets():
+    batch = replace(
+        make_batch([([1, 2], [3, 4]), ([5], [6])]),
+        sampled_logprobs=torch.tensor([[-0.5, -1.5, 9], [-2.5, 9, 9]]),
+    )
+    (mini_batch,) = build(batch, update=2, micro=2)
+    (micro,) = mini_batch.micro_batches
+    assert micro.sampled_logprobs.tolist() == [[0, -0.5, -1.5], [-2.5, 0, 0]]
+
+
+@pytest.mark.parametrize("update", [5, 8, 11])
+def test_a_rest_is_refused(update):  # faults 24, 25
+    """Nothing is dropped silently: 12 responses that make no whole mini-batches."""
     with pytest.raises(AssertionError):
-        build(batch, update=update, micro=micro, ranks=ranks)
+        build(make_batch([([1], [2])] * 12), update=update)
 
 
 TOKENS = st.integers(1, 9)
@@ -203,24 +222,23 @@ def test_the_ranks_together_hold_each_response_once_and_whole(layout):  # faults
     batch = make_batch(rows, groups)
     per_rank = [build(batch, update, micro_size, rank, ranks, multiple) for rank in range(ranks)]
     assert {len(mini_batches) for mini_batches in per_rank} == {ceil(len(rows) / update)}
-    shapes, seen = set(), []
     for number in range(len(per_rank[0])):
         held = [micro for mini_batches in per_rank for micro in mini_batches[number].micro_batches]
-        shapes |= {micro.inputs.shape for micro in held}
-        numbers = torch.cat([micro.rows for micro in held]).tolist()
-        real = [row for row in numbers if row >= 0]
-        assert numbers == real + [-1] * (update - len(real))
-        seen += real
+        expected = range(number * update, min((number + 1) * update, len(rows)))
+        real = [row for micro in held for row in micro.rows.tolist() if row >= 0]
+        assert sorted(real) == [row for row in expected if rows[row][1]], "what is not trained on is left out"
         assert sum(int(micro.mask.sum()) for micro in held) == sum(len(rows[row][1]) for row in real)
+        assert len({len(mini_batches[number].micro_batches) for mini_batches in per_rank}) == 1
         for micro in held:
+            own = [rows[row] for row in micro.rows.tolist() if row >= 0]
+            longest = max(
+                (len(prompt) + len(response) - 1 for prompt, response in own if response), default=0
+            )
+            assert micro.inputs.shape[1] == max(1, ceil(longest / multiple)) * multiple
+            assert len(micro.rows) <= micro_size
             for place, row in enumerate(micro.rows.tolist()):
                 if row >= 0:
                     check_row(micro, place, rows[row], batch.advantages[row])
-    assert seen == list(range(len(rows)))
-    (shape,) = shapes
-    longest = max(len(prompt) + len(response) for prompt, response in rows) - 1
-    assert shape[0] == micro_size and shape[1] % multiple == 0
-    assert max(longest, 1) <= shape[1] < max(longest, 1) + multiple
 
 
 def check_row(micro, place, row, advantage):

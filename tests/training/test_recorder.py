@@ -3,6 +3,7 @@
 import io
 import json
 import math
+import threading
 
 import pytest
 from support.tiny_run import make_objective, make_run
@@ -11,6 +12,7 @@ from support.torch_policy import TorchPolicy
 from tepo_nemo.reward.result import RewardResult
 from tepo_nemo.runs.directory import RunDirectory
 from tepo_nemo.runs.metrics import read_metrics
+from tepo_nemo.training import recorder as recorder_module
 from tepo_nemo.training.recorder import RunRecorder, SilentRecorder
 
 SAMPLES = 5
@@ -109,3 +111,35 @@ def test_other_ranks_write_nothing(directory):
     recorder.evaluation("before", {})
     recorder.close()
     assert sorted(directory.path.rglob("*")) == before and list(recorder.rewards) == []
+
+
+def test_what_writing_raises_reaches_the_trainer(directory, monkeypatch):
+    """A full disk ends the run at the next step, not silently."""
+
+    def full(*told):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(recorder_module, "write_samples", full)
+    with pytest.raises(OSError, match="No space left"):
+        record(directory)
+    assert len(read_metrics(directory.metrics)) == 1
+
+
+def test_a_step_is_written_while_training_goes_on(directory, monkeypatch):
+    """The step returns before its samples are written; flushing waits for them."""
+    goes_on, written = threading.Event(), []
+
+    def slow(*told):
+        assert goes_on.wait(10)
+        written.append(told)
+
+    monkeypatch.setattr(recorder_module, "write_samples", slow)
+    recorder = RunRecorder(directory, max_steps=1, log_samples=SAMPLES, console=io.StringIO())
+    run = make_run(TorchPolicy(make_objective()), max_steps=1)
+    run.trainer.fit()
+    recorder.step(1, run.recording.metrics[0], run.recording.kept[0], run.recording.advantages[0])
+    assert not written
+    goes_on.set()
+    recorder.flush()
+    assert len(written) == 1
+    recorder.close()

@@ -6,9 +6,10 @@ import pytest
 import torch
 from support.rollouts import Response, make_scored
 
-from tepo_nemo.training.batch import TokenStatistics, TrainBatch
+from tepo_nemo.training.balance import MicroBatchLimits
+from tepo_nemo.training.batch import MicroBatch, TokenStatistics, TrainBatch, add_means
 from tepo_nemo.training.collect import CollectedStep, trained_lengths
-from tepo_nemo.training.metrics import batch_means, rollout_metrics
+from tepo_nemo.training.metrics import logprob_gap, padding_mean, rollout_metrics
 from tepo_nemo.training.minibatch import build_mini_batches
 
 
@@ -53,7 +54,7 @@ def test_a_verifier_that_fails_on_everything():
     assert math.isnan(metrics["reward/mean"])
 
 
-def gap_and_padding(scored, *, update, micro, multiple=1, ranks=1, offset=0.0):
+def gap_and_padding(scored, *, update, micro=None, multiple=1, ranks=1, offset=0.0):
     """Both means, with old log-probs `offset` above the sampler's on trained tokens and junk elsewhere."""
     sums = {}
     for rank in range(ranks):
@@ -66,22 +67,22 @@ def gap_and_padding(scored, *, update, micro, multiple=1, ranks=1, offset=0.0):
                 response_lengths=trained_lengths(scored),
                 groups=scored.rollouts.groups,
                 advantages=torch.zeros(len(scored.rollouts)),
+                sampled_logprobs=scored.rollouts.generation.logprobs,
             ),
             responses_per_update=update,
-            micro_batch_size=micro,
+            limits=MicroBatchLimits(micro, None, multiple),
+            attention_length=100,
             data_parallel_rank=rank,
             data_parallel_size=ranks,
-            length_multiple=multiple,
             max_response_length=9,
         )
+        means = padding_mean(mini_batches)
         for mini_batch in mini_batches:
-            for number, batch in enumerate(mini_batch.micro_batches):
+            for batch in mini_batch.micro_batches:
                 # The sampler's log-prob of a token is minus its id over 1000, see support.rollouts.
                 old = torch.where(batch.mask, offset - batch.targets / 1000, float("nan"))
-                mini_batch.micro_batches[number] = batch.with_old(TokenStatistics(old, old))
-        for name, mean in batch_means(mini_batches, scored.rollouts.generation).items():
-            numerator, denominator = sums.get(name, (0, 0))
-            sums[name] = numerator + float(mean.numerator), denominator + float(mean.denominator)
+                add_means(means, logprob_gap(batch, TokenStatistics(old, old)))
+        add_means(sums, means)
     return sums["rollout/logprob_gap_mean"], sums["tokens/padding_fraction"]
 
 
@@ -90,29 +91,50 @@ SCORED = make_scored([Response(0, 1.0, 2), Response(0, 0.0, 4), Response(1, None
 
 
 @pytest.mark.parametrize("offset", [0.25, -0.25])
-@pytest.mark.parametrize("ranks, micro", [(1, 4), (1, 1), (2, 2), (2, 1), (4, 1)])
-def test_gap_and_padding_by_hand(offset, ranks, micro):
-    """Widths are 5 = 1 + 4: the rows need 3, 5, 0 (not trained on) and 4 positions of 20."""
-    (gap, trained), (padding, positions) = gap_and_padding(
-        SCORED, update=4, micro=micro, ranks=ranks, offset=offset
-    )
-    assert gap == pytest.approx(0.25 * 9, abs=1e-5) and trained == 9
-    assert (padding, positions) == (20 - 3 - 5 - 4, 20)
+@pytest.mark.parametrize(
+    "ranks, micro, padded",
+    [
+        (1, 4, 15),  # 3 rows of 5; the one that is not trained on is left out
+        (1, 1, 5 + 4 + 3),
+        (4, 1, 5 + 4 + 3 + 1),  # a rank with nothing has a position of padding
+    ],
+)
+def test_gap_and_padding_by_hand(offset, ranks, micro, padded):
+    """The rows need 3, 5, 0 (not trained on) and 4 positions."""
+    gap, padding = gap_and_padding(SCORED, update=4, micro=micro, ranks=ranks, offset=offset)
+    assert gap.numerator == pytest.approx(0.25 * 9, abs=1e-5) and gap.denominator == 9
+    assert (padding.numerator, padding.denominator) == (padded - 3 - 5 - 4, padded)
 
 
 def test_the_gap_is_0_where_both_agree():
-    (gap, _), _ = gap_and_padding(SCORED, update=4, micro=2)
-    assert gap == pytest.approx(0, abs=1e-5)
+    gap, _ = gap_and_padding(SCORED, update=4, micro=2)
+    assert gap.numerator == pytest.approx(0, abs=1e-5)
 
 
-def test_padding_rows_and_multiples_count_as_padding():
-    """5 positions are widened to 8, and 4 responses to 6 rows."""
-    (_, trained), (padding, positions) = gap_and_padding(SCORED, update=6, micro=3, multiple=4)
-    assert trained == 9
-    assert (padding, positions) == (48 - 12, 48)
+def test_multiples_count_as_padding():
+    """5, 4 and 3 positions, rounded up to multiples of 4."""
+    _, padding = gap_and_padding(SCORED, update=4, micro=1, multiple=4)
+    assert (padding.numerator, padding.denominator) == (8 + 4 + 4 - 12, 8 + 4 + 4)
 
 
 def test_nothing_trained():
     scored = make_scored([Response(0, None), Response(0, None)])
-    (gap, trained), (padding, positions) = gap_and_padding(scored, update=2, micro=1)
-    assert (gap, trained) == (0, 0) and padding == positions > 0
+    gap, padding = gap_and_padding(scored, update=2, micro=1)
+    assert (gap.numerator, gap.denominator) == (0, 0)
+    assert padding.numerator == padding.denominator > 0
+
+
+def test_there_is_no_gap_where_nothing_was_sampled():
+    mask = torch.ones(1, 2, dtype=torch.bool)
+    zeros = torch.zeros(1, 2)
+    micro = MicroBatch(
+        zeros.long(),
+        zeros.long(),
+        mask,
+        torch.tensor([2]),
+        torch.arange(2),
+        zeros,
+        torch.ones(1),
+        torch.zeros(1).long(),
+    )
+    assert logprob_gap(micro, TokenStatistics(zeros, zeros)) == {}

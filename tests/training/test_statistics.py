@@ -87,7 +87,9 @@ def test_old_statistics_are_those_of_the_rollout_in_every_update():  # faults 36
     for step in (0, 1):
         updates = policy.updates[4 * step : 4 * step + 4]
         model = load(updates[0][0])
-        for _, mini_batch, _ in updates:
+        # The first starts from those very weights.
+        assert all(micro.old is None for micro in updates[0][1].micro_batches)
+        for _, mini_batch, _ in updates[1:]:
             for micro in mini_batch.micro_batches:
                 with torch.no_grad():
                     logp = (model(micro.inputs)[..., :VOCAB_SIZE] / TEMPERATURE).log_softmax(-1)

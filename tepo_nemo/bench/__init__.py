@@ -1,0 +1,1 @@
+"""Benchmarks: ours beside other implementations, in one run on one machine."""

@@ -1,0 +1,76 @@
+"""What has been promised of a step, and what was measured."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+from tepo_nemo.bench.step.names import ALIGNER, BALANCE, OURS, SCALED
+
+_MOST_PADDING = _MOST_IMBALANCE = _MOST_OVERHEAD = 0.05
+_TIMES_SKEWED, _TIMES_EQUAL, _TIMES_GENERATION = 3, 1, 2
+_GROWTH = 0.1
+_OVERHEAD_MODEL = "wide"
+
+Figures = Mapping[str, Any]
+
+
+class Bound(NamedTuple):
+    name: str
+    bound: str
+    figure: str
+    holds: bool
+
+
+def bounds_of(cases: Mapping[str, Figures]) -> list[dict[str, Any]]:
+    """The bounds on all cases; a figure that is short of its bound is one too."""
+    return [bound._asdict() for case in cases.values() for bound in _of_case(case)]
+
+
+def _of_case(case: Figures) -> Iterator[Bound]:
+    name, rows = case["name"], case["rows"]
+    work = case["workload"]
+    ours = rows[OURS]
+    yield _passes(name, ours["passes"], work["updates"])
+    if work["data"] > 1:
+        yield Bound(f"{name}: load imbalance over data-parallel ranks", f"< {_MOST_IMBALANCE:.0%}",
+                    f"{ours['imbalance']:.1%}",
+                    ours["imbalance"] < _MOST_IMBALANCE)  # fmt: skip
+    if BALANCE in case["levers"]:
+        yield Bound(f"{name}: padding of trained positions", f"< {_MOST_PADDING:.0%}",
+                    f"{ours['padding']:.1%} (padded to the longest: {rows[BALANCE]['padding']:.1%})",
+                    ours["padding"] < _MOST_PADDING)  # fmt: skip
+    if case["aligner"] and case["rounds"]:
+        least = _TIMES_SKEWED if work["lengths"] == "skewed" else _TIMES_EQUAL
+        times = rows[ALIGNER]["times_ours"]
+        yield _at_least(f"{name}: trained tokens a second, ours / {ALIGNER}", least, times)
+    if "generation" in case:
+        generation = case["generation"]
+        yield _at_least(f"{name}: generation, ours / NeMo's", _TIMES_GENERATION, generation["times_as_fast"])
+        equal = generation["equal"]
+        yield Bound(f"{name}: greedy responses", "those of NeMo", "equal" if equal else "differ", equal)
+    if work["model"] == _OVERHEAD_MODEL and case["aligner"] and case["rounds"]:
+        yield Bound(f"{name}: overhead of the trainer", f"< {_MOST_OVERHEAD:.0%} of a step",
+                    f"{ours['overhead']:.1%}", ours["overhead"] < _MOST_OVERHEAD)  # fmt: skip
+    if case["scaled"]:
+        for scaled in SCALED:
+            # The work doubles; attention may make it more.
+            most = max(2, growth(case, scaled)) * (1 + _GROWTH)
+            times = rows[scaled]["times_ours"]["median"]
+            what = f"{name}: time of a step, {scaled}"
+            yield Bound(what, f"<= {most:.2f}x", f"{times:.2f}x", times <= most)
+
+
+def _passes(name: str, passes: float, updates: int) -> Bound:
+    """One for the updates, and one for the old statistics of all mini-batches but the first."""
+    exact = 1 + (updates - 1) / updates
+    what = f"{name}: forward passes a response, updates: {updates}"
+    return Bound(what, f"{exact:g}", f"{passes:g}", passes == exact)
+
+
+def growth(case: Figures, scaled: str) -> float:
+    """By how much the work of a step grows: operations of its transformer layers, attention's included."""
+    return case["rows"][scaled]["layer_flops"] / case["rows"][OURS]["layer_flops"]
+
+
+def _at_least(name: str, least: float, times: Figures) -> Bound:
+    interval = f"{times['low']:.2f} to {times['high']:.2f}"
+    return Bound(name, f">= {least:g}x", f"{times['median']:.2f}x ({interval})", times["median"] >= least)

@@ -1,0 +1,74 @@
+"""Peak memory against hand counts."""
+
+import pytest
+import torch
+
+from tepo_nemo.bench.memory import LiveStorage, high_water_bytes, in_child, prepare_high_water
+
+MB = 2**20
+
+
+def test_a_tensor_counts_while_it_lives():
+    x = torch.ones(100)
+    with LiveStorage() as live:
+        a = x + 1  # 400
+        b = a + 1  # 800
+        del a
+        assert live.live == 400
+        c = b.double()  # 400 + 800
+        del b, c
+        assert (live.live, live.peak) == (0, 1200)
+
+
+def test_views_and_writes_into_what_exists_cost_nothing():
+    x = torch.ones(10, 10)
+    with LiveStorage() as live:
+        y = x.view(-1)[3:].unsqueeze(0)
+        y.add_(1).exp_()
+        torch.add(x, 1, out=x)
+        x[2:4] = 0
+        assert live.peak == 0
+        z = x + x  # the first storage of its own
+        assert (z.view(5, 20).mul_(2).t().nbytes, live.peak) == (400, 400)
+
+
+def test_a_view_keeps_the_whole_storage():
+    with LiveStorage() as live:
+        y = (torch.ones(1000))[:1]
+        assert live.live == 4000
+        del y
+        assert live.live == 0
+
+
+def test_the_peak_of_a_backward():
+    x = torch.ones(100, requires_grad=True)
+    with LiveStorage() as live:
+        y = (x * 2).exp()  # 2 x and its exponential: 800, then 400 are kept
+        assert (live.peak, live.live) == (800, 400)
+        torch.autograd.grad(y, x, torch.ones(100))  # 400 more for ones, its product with y, that times 2
+        assert live.peak == 1600
+
+
+def high_water_of(*sizes):
+    prepare_high_water()
+
+    def allocate():
+        for size in sizes:
+            torch.ones(size * MB // 4)  # gone at once
+
+    allocate()
+    return high_water_bytes(allocate)
+
+
+@pytest.mark.parametrize("sizes", [(8,), (64,), (16, 48, 4)])
+def test_the_high_water_of_a_process_is_that_of_its_largest_moment(sizes):
+    peak = in_child(lambda: high_water_of(*sizes))
+    assert abs(peak - max(sizes) * MB) < MB / 2  # the kernel counts pages in batches
+
+
+def test_a_child_leaves_its_parent_alone_and_its_failure_is_told():
+    state = []
+    assert in_child(lambda: state.append(1) or {"answer": 42}) == {"answer": 42}
+    assert state == []
+    with pytest.raises(RuntimeError, match="exit code 1"):
+        in_child(lambda: 1 / 0)
