@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 # What a micro-batch costs beside its tokens (kernel launches, pipeline bubble), counted in tokens: padding
 # below this is cheaper than another micro-batch.
-MICRO_BATCH_COST = 32
+MICRO_BATCH_COST = 64
 
 
 @dataclass(frozen=True)

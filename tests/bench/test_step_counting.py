@@ -11,6 +11,7 @@ from tepo_nemo.bench.step.passes import (
     layer_flops,
     padding_fraction,
 )
+from tepo_nemo.bench.step.shares import PAPER, RANKS, count_shares
 from tepo_nemo.bench.step.workload import Workload
 
 SMALL = Workload("toy", "skewed", prompts=4, responses_per_prompt=2, updates=4, median_length=3)
@@ -100,3 +101,21 @@ def test_operations_of_a_layer():
 )
 def test_imbalance(work, expected):
     assert imbalance(work) == pytest.approx(expected)
+
+
+def test_shares_of_equal_lengths_have_no_padding_and_no_imbalance():
+    """4 updates of a prompt's two responses of 4 tokens: each rank of two has one, prompt + 3 positions."""
+    equal = Workload("toy", "equal", prompts=4, responses_per_prompt=2, updates=4, median_length=3)
+    shares = count_shares(equal, 2)
+    longest = max(equal.prompt_lengths()) + 3
+    assert (shares.micro_batches, shares.padding, shares.imbalance) == (1, 0, 0)
+    assert shares.padding_to_longest == pytest.approx(1 - equal.positions / (8 * longest))
+    assert shares.imbalance_of_arrival == 0
+
+
+@pytest.mark.parametrize("ranks", RANKS)
+def test_the_paper_s_batch_is_shared_out_evenly(ranks):
+    shares = count_shares(PAPER, ranks)
+    assert shares.padding < 0.05 < 0.5 < shares.padding_to_longest
+    assert shares.imbalance < 0.05
+    assert ranks == 1 or shares.imbalance_of_arrival > 2 * shares.imbalance

@@ -10,6 +10,8 @@ from tepo_nemo.parallel import vocab_shard
 from tepo_nemo.parallel.vocab import vocab_parallel_logprob_entropy
 from tepo_nemo.parallel.vocab_shard import Columns, is_fused
 
+pytestmark = pytest.mark.timeout(300)  # the compiler takes seconds a function
+
 V = 1003
 CPU = torch.device("cpu")
 

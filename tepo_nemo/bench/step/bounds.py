@@ -1,9 +1,9 @@
 """What has been promised of a step, and what was measured."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
-from tepo_nemo.bench.step.names import ALIGNER, BALANCE, OURS, SCALED
+from tepo_nemo.bench.step.names import ALIGNER, OURS, SCALED
 
 _MOST_PADDING = _MOST_IMBALANCE = _MOST_OVERHEAD = 0.05
 _TIMES_SKEWED, _TIMES_EQUAL, _TIMES_GENERATION = 3, 1, 2
@@ -20,9 +20,22 @@ class Bound(NamedTuple):
     holds: bool
 
 
-def bounds_of(cases: Mapping[str, Figures]) -> list[dict[str, Any]]:
-    """The bounds on all cases; a figure that is short of its bound is one too."""
-    return [bound._asdict() for case in cases.values() for bound in _of_case(case)]
+def bounds_of(cases: Mapping[str, Figures], shares: Iterable[Figures]) -> list[dict[str, Any]]:
+    """The bounds on all cases and shares; a figure that is short of its bound is one too."""
+    of_cases = (bound for case in cases.values() for bound in _of_case(case))
+    of_shares = (bound for each in shares for bound in _of_shares(each))
+    return [bound._asdict() for bound in (*of_cases, *of_shares)]
+
+
+def _of_shares(shares: Figures) -> Iterator[Bound]:
+    ranks = f"the paper's batch on {shares['ranks']} copies of the model"
+    yield Bound(f"{ranks}: padding of trained positions", f"< {_MOST_PADDING:.0%}",
+                f"{shares['padding']:.1%} (padded to the longest: {shares['padding_to_longest']:.1%})",
+                shares["padding"] < _MOST_PADDING)  # fmt: skip
+    if shares["ranks"] > 1:
+        yield Bound(f"{ranks}: load imbalance", f"< {_MOST_IMBALANCE:.0%}",
+                    f"{shares['imbalance']:.1%} (as they come: {shares['imbalance_of_arrival']:.1%})",
+                    shares["imbalance"] < _MOST_IMBALANCE)  # fmt: skip
 
 
 def _of_case(case: Figures) -> Iterator[Bound]:
@@ -30,14 +43,6 @@ def _of_case(case: Figures) -> Iterator[Bound]:
     work = case["workload"]
     ours = rows[OURS]
     yield _passes(name, ours["passes"], work["updates"])
-    if work["data"] > 1:
-        yield Bound(f"{name}: load imbalance over data-parallel ranks", f"< {_MOST_IMBALANCE:.0%}",
-                    f"{ours['imbalance']:.1%}",
-                    ours["imbalance"] < _MOST_IMBALANCE)  # fmt: skip
-    if BALANCE in case["levers"]:
-        yield Bound(f"{name}: padding of trained positions", f"< {_MOST_PADDING:.0%}",
-                    f"{ours['padding']:.1%} (padded to the longest: {rows[BALANCE]['padding']:.1%})",
-                    ours["padding"] < _MOST_PADDING)  # fmt: skip
     if case["aligner"] and case["rounds"]:
         least = _TIMES_SKEWED if work["lengths"] == "skewed" else _TIMES_EQUAL
         times = rows[ALIGNER]["times_ours"]

@@ -118,12 +118,15 @@ def _report(options: Options, cases: dict[str, dict[str, Any]]) -> None:
     from tepo_nemo.bench.step.bounds import bounds_of
     from tepo_nemo.bench.step.picture import draw
     from tepo_nemo.bench.step.report import all_tables, main_tables
+    from tepo_nemo.bench.step.shares import PAPER, RANKS, count_shares
 
+    shares = [count_shares(PAPER, ranks)._asdict() for ranks in RANKS]
     results = {
         "machine": describe_machine(),
         "versions": versions(),
         "cases": cases,
-        "bounds": bounds_of(cases),
+        "shares": shares,
+        "bounds": bounds_of(cases, shares),
     }
     write_atomic(options.output / "step.json", json.dumps(results, indent=1) + "\n")
     write_atomic(options.output / "step.md", to_markdown("tepo-nemo bench step", all_tables(results)))
