@@ -1,15 +1,10 @@
-"""GRPO (arXiv 2402.03300) and, by its options, the GRPO/DAPO baseline (arXiv 2503.14476)."""
-
-from typing import Annotated
-
-import torch
-from pydantic import Field
+"""GRPO (arXiv 2402.03300) and, by its options, DAPO (arXiv 2503.14476) and Dr.GRPO (arXiv 2503.20783)."""
 
 from tepo_nemo.objectives.aggregation import Aggregation, aggregate
 from tepo_nemo.objectives.contract import MinibatchTotals, Objective, ObjectiveOutput, TokenBatch
 from tepo_nemo.objectives.divergence import KLEstimator, divergence
 from tepo_nemo.objectives.metrics import policy_metrics, token_mean
-from tepo_nemo.objectives.options import ClipWidth, Coefficient
+from tepo_nemo.objectives.options import ClipWidth, Coefficient, DualClip
 from tepo_nemo.objectives.ratio import importance_ratio
 from tepo_nemo.objectives.registry import register
 from tepo_nemo.objectives.surrogate import ppo_surrogate
@@ -27,7 +22,7 @@ class Grpo(Objective):
 
     clip_low: ClipWidth
     clip_high: ClipWidth
-    dual_clip: Annotated[float, Field(gt=1, allow_inf_nan=False)] | None
+    dual_clip: DualClip
     kl_estimator: KLEstimator
     kl_coefficient: Coefficient
     aggregation: Aggregation
@@ -44,7 +39,6 @@ class Grpo(Objective):
             ratio=ratio,
             clipped=surrogate.clipped,
             kl=divergence(tokens.logprobs - tokens.old_logprobs, self.kl_estimator),
-            kl_mask=torch.zeros_like(tokens.mask),
         )
 
         loss = -surrogate.value

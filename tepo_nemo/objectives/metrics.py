@@ -17,12 +17,17 @@ What the clip cuts: with the PPO surrogate A > 0 and ratio > 1 + clip_high, A < 
 and with a dual clip c also A < 0 and ratio > c; with the printed surrogate A != 0 and ratio > 1 + clip_high.
 A ratio on the edge is not cut, nor a token with A = 0, which has no gradient to lose. Where no token is in
 the KL mask, `kl/masked_mean` is 0 / 0: there is nothing to average.
+
+What a method does not have is measured all the same: without a ratio the token ratio, without an estimator
+k3; and without a clip or a KL mask nothing is cut or masked.
 """
 
 import torch
 from torch import Tensor
 
 from tepo_nemo.objectives.contract import Mean, TokenBatch
+from tepo_nemo.objectives.divergence import divergence
+from tepo_nemo.objectives.ratio import importance_ratio
 
 
 def token_mean(values: Tensor, mask: Tensor) -> Mean:
@@ -32,9 +37,19 @@ def token_mean(values: Tensor, mask: Tensor) -> Mean:
 
 
 def policy_metrics(
-    tokens: TokenBatch, *, ratio: Tensor, clipped: Tensor, kl: Tensor, kl_mask: Tensor
+    tokens: TokenBatch,
+    *,
+    ratio: Tensor | None = None,
+    clipped: Tensor | None = None,
+    kl: Tensor | None = None,
+    kl_mask: Tensor | None = None,
 ) -> dict[str, Mean]:
-    """The table above, from the method's ratio, clip decision, KL estimate and KL mask, all [S, T]."""
+    """The table above, from what the method has of ratio, clip decision, KL estimate and KL mask, [S, T]."""
+    nothing = torch.zeros_like(tokens.mask)
+    ratio = importance_ratio(tokens, "token") if ratio is None else ratio
+    clipped = nothing if clipped is None else clipped
+    kl = divergence(tokens.logprobs - tokens.old_logprobs, "k3") if kl is None else kl
+    kl_mask = nothing if kl_mask is None else kl_mask
     return {
         "ratio/mean": token_mean(ratio, tokens.mask),
         "ratio/clip_fraction": token_mean(clipped, tokens.mask),

@@ -1,12 +1,8 @@
 """Next-token prediction: the supervised warm start before reinforcement learning."""
 
-import torch
-
 from tepo_nemo.objectives.aggregation import aggregate
 from tepo_nemo.objectives.contract import MinibatchTotals, Objective, ObjectiveOutput, TokenBatch
-from tepo_nemo.objectives.divergence import divergence
 from tepo_nemo.objectives.metrics import policy_metrics
-from tepo_nemo.objectives.ratio import importance_ratio
 from tepo_nemo.objectives.registry import register
 
 
@@ -18,12 +14,5 @@ class NextToken(Objective):
     """
 
     def __call__(self, tokens: TokenBatch, totals: MinibatchTotals) -> ObjectiveOutput:
-        nothing = torch.zeros_like(tokens.mask)
-        metrics = policy_metrics(
-            tokens,
-            ratio=importance_ratio(tokens, "token"),
-            clipped=nothing,
-            kl=divergence(tokens.logprobs - tokens.old_logprobs, "k3"),
-            kl_mask=nothing,
-        )
-        return ObjectiveOutput(aggregate(-tokens.logprobs, tokens, totals, "token-mean"), metrics)
+        loss = aggregate(-tokens.logprobs, tokens, totals, "token-mean")
+        return ObjectiveOutput(loss, policy_metrics(tokens))

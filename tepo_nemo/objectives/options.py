@@ -7,5 +7,8 @@ from pydantic import Field
 ClipWidth = Annotated[float, Field(ge=0)]
 """How far a ratio may leave 1 on one side before the clip; `inf` switches that side off."""
 
+DualClip = Annotated[float, Field(gt=1, allow_inf_nan=False)] | None
+"""Largest ratio that counts for a negative advantage; null switches it off."""
+
 Coefficient = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 """Weight of a term in the loss, or a tolerance; 0 switches it off."""

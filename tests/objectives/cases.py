@@ -2,13 +2,14 @@
 
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 import yaml
 from hypothesis import strategies as st
 
-from tepo_nemo.objectives import MinibatchStatistics, MinibatchTotals, Objective, TokenBatch
+from tepo_nemo.objectives import MinibatchStatistics, MinibatchTotals, Objective, TokenBatch, build
 
 PRESETS = Path(__file__).parents[2] / "configs" / "algorithm"
 SHARED_KEYS = {"name", "advantage", "dynamic_sampling", "max_generation_batches"}
@@ -26,6 +27,12 @@ def preset(name: str) -> dict:
     """The options of a shipped preset, without the keys that all methods share."""
     values = yaml.safe_load((PRESETS / f"{name}.yaml").read_text())
     return {key: value for key, value in values.items() if key not in SHARED_KEYS}
+
+
+def build_preset(name: str, **options: Any) -> Objective:
+    """The objective of a shipped preset, with some of its options changed."""
+    method = yaml.safe_load((PRESETS / f"{name}.yaml").read_text())["name"]
+    return build(method, preset(name) | options)
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,8 @@ operation, a mask or automatic differentiation with the code under test.
 """
 
 import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import NamedTuple
 
 import numpy as np
 from objectives.cases import MAX_LENGTH, Case, Result
@@ -100,49 +102,42 @@ def in_kl_mask(case: Case, cell: tuple[int, int], options: dict) -> bool:
     return bool(a > 0 and drops)
 
 
-def reference(case: Case, options: dict) -> Result:
-    """TEPO or GRPO (told apart by `ratio`, an option that only TEPO has), one token after the other."""
-    is_tepo = "ratio" in options
+class Term(NamedTuple):
+    """One token: its loss with all derivatives, and what the metrics count of it."""
+
+    loss: float
+    slopes: Sequence[float]  # of the loss, by the log-probability of each trained token of the response
+    ratio: float
+    cut: bool = False
+    masked: bool = False  # in the KL mask
+    entropy_slope: float = 0.0  # of the loss, by the token's entropy
+
+
+def summed(
+    case: Case,
+    terms: Callable[[list[tuple[int, int]]], Iterable[Term]],
+    aggregation: str,
+    kl_estimator: str = "k3",
+) -> Result:
+    """A mini-batch from the terms of each response, given the cells of its trained tokens in order."""
     loss = 0.0
     gradient, entropy_gradient = np.zeros(case.mask.shape), np.zeros(case.mask.shape)
-    sums = dict.fromkeys(
-        ("ratio", "clipped", "kl", "kl_masked", "masked", "entropy", "delta", "reference"), 0.0
-    )
+    sums = dict.fromkeys(("ratio", "clipped", "kl", "kl_masked", "masked", "entropy", "delta"), 0.0)
     for i in range(case.mask.shape[0]):
         cells = [cell for cell in case.valid if cell[0] == i]
-        d = [case.logprobs[cell] - case.old_logprobs[cell] for cell in cells]
-        w, jacobian = ratios(d, options.get("ratio", "token"), options.get("ratio_gradient", "full"))
-        for n, cell in enumerate(cells):
-            weight = token_weight(case, i, options["aggregation"])
-            gain, slope, cut = surrogate(
-                options.get("surrogate", "ppo"), w[n], case.advantages[cell],
-                options["clip_low"], options["clip_high"], options.get("dual_clip"),
-            )  # fmt: skip
-            loss -= weight * gain
-            for m, other in enumerate(cells):
-                gradient[other] -= weight * slope * jacobian[n, m]
+        for cell, term in zip(cells, terms(cells), strict=True):
+            weight = token_weight(case, i, aggregation)
+            loss += weight * term.loss
+            entropy_gradient[cell] += weight * term.entropy_slope
+            for other, slope in zip(cells, term.slopes, strict=True):
+                gradient[other] += weight * slope
 
-            kl_old, kl_old_slope = kl(d[n], options["kl_estimator"])
-            if is_tepo:
-                masked = in_kl_mask(case, cell, options)
-                loss += weight * options["kl_coefficient"] * kl_old * masked
-                gradient[cell] += weight * options["kl_coefficient"] * kl_old_slope * masked
-                loss -= weight * options["entropy_bonus"] * case.entropy[cell]
-                entropy_gradient[cell] -= weight * options["entropy_bonus"]
-            else:
-                masked = False
-                kl_ref, kl_ref_slope = kl(
-                    case.logprobs[cell] - case.reference_logprobs[cell], options["kl_estimator"]
-                )
-                loss += weight * options["kl_coefficient"] * kl_ref
-                gradient[cell] += weight * options["kl_coefficient"] * kl_ref_slope
-                sums["reference"] += kl_ref
-
-            sums["ratio"] += w[n]
-            sums["clipped"] += cut
+            kl_old, _ = kl(case.logprobs[cell] - case.old_logprobs[cell], kl_estimator)
+            sums["ratio"] += term.ratio
+            sums["clipped"] += term.cut
             sums["kl"] += kl_old
-            sums["kl_masked"] += kl_old * masked
-            sums["masked"] += masked
+            sums["kl_masked"] += kl_old * term.masked
+            sums["masked"] += term.masked
             sums["entropy"] += case.entropy[cell]
             sums["delta"] += case.entropy[cell] - case.old_entropy[cell]
 
@@ -156,6 +151,38 @@ def reference(case: Case, options: dict) -> Result:
         "entropy/mean": (sums["entropy"], tokens),
         "entropy/delta_mean": (sums["delta"], tokens),
     }
-    if not is_tepo and options["kl_coefficient"] > 0:
-        metrics["kl/reference_mean"] = (sums["reference"], tokens)
     return Result(loss, gradient, entropy_gradient, metrics)
+
+
+def reference(case: Case, options: dict) -> Result:
+    """TEPO or GRPO (told apart by `ratio`, an option that only TEPO has), one token after the other."""
+    is_tepo = "ratio" in options
+    beta, estimator = options["kl_coefficient"], options["kl_estimator"]
+    reference_kl = 0.0
+
+    def terms(cells: list[tuple[int, int]]) -> Iterator[Term]:
+        nonlocal reference_kl
+        d = [case.logprobs[cell] - case.old_logprobs[cell] for cell in cells]
+        w, jacobian = ratios(d, options.get("ratio", "token"), options.get("ratio_gradient", "full"))
+        for n, cell in enumerate(cells):
+            gain, slope, cut = surrogate(
+                options.get("surrogate", "ppo"), w[n], case.advantages[cell],
+                options["clip_low"], options["clip_high"], options.get("dual_clip"),
+            )  # fmt: skip
+            if is_tepo:
+                masked, bonus = in_kl_mask(case, cell, options), options["entropy_bonus"]
+                value, kl_slope = kl(d[n], estimator)
+                value, kl_slope = value * masked, kl_slope * masked
+            else:
+                masked, bonus = False, 0.0
+                value, kl_slope = kl(case.logprobs[cell] - case.reference_logprobs[cell], estimator)
+                reference_kl += value
+            slopes = -slope * jacobian[n]
+            slopes[n] += beta * kl_slope
+            loss = -gain + beta * value - bonus * case.entropy[cell]
+            yield Term(loss, slopes, w[n], cut, masked, -bonus)
+
+    result = summed(case, terms, options["aggregation"], estimator)
+    if not is_tepo and beta > 0:
+        result.metrics["kl/reference_mean"] = (reference_kl, len(case.valid))
+    return result

@@ -1,34 +1,38 @@
-"""What must not change anything, in TEPO and GRPO: micro-batches, padding, masked and empty responses."""
+"""What must not change anything, in any method: micro-batches, padding, masked and empty responses."""
 
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
-from objectives.cases import AGGREGATIONS, Case, assert_same, group_tokens, make_case, preset, run, totals
+from objectives.cases import (
+    AGGREGATIONS,
+    PRESETS,
+    Case,
+    assert_same,
+    build_preset,
+    group_tokens,
+    make_case,
+    run,
+    totals,
+)
 
-from tepo_nemo.objectives import build
+tepo = partial(build_preset, "tepo")
+grpo = partial(build_preset, "grpo")
 
 
-def tepo(**options):
-    return build("tepo", preset("tepo") | options)
-
-
-def grpo(**options):
-    return build("grpo", preset("grpo") | options)
-
-
-METHODS = {
+# Terms that a preset has switched off are on here.
+SWITCHED_ON = {
     "tepo": {"entropy_bonus": 0.1, "kl_mask": "all", "kl_coefficient": 0.5},
     "tepo_no_kl": {"ratio": "token"},
     "grpo": {"dual_clip": 3.0, "kl_coefficient": 0.5},
 }
 
 
-@pytest.fixture(params=list(METHODS))
+@pytest.fixture(params=sorted(path.stem for path in PRESETS.glob("*.yaml")))
 def method(request):
-    """Builds one of the methods, every term switched on in some, with further options."""
-    name = request.param.split("_")[0]
-    return lambda **options: build(name, preset(request.param) | METHODS[request.param] | options)
+    """Builds one of the shipped presets, with further options."""
+    return lambda **options: build_preset(request.param, **(SWITCHED_ON.get(request.param, {}) | options))
 
 
 @pytest.mark.parametrize("aggregation", AGGREGATIONS)

@@ -8,14 +8,15 @@ import yaml
 from objectives.cases import AGGREGATIONS, PRESETS, SHARED_KEYS, Case, make_case, preset, run
 
 from tepo_nemo.objectives import AdvantageEstimator, build, known
-from tepo_nemo.objectives.grpo import Grpo
-from tepo_nemo.objectives.tepo import Tepo
 
 FILES = {path.stem: yaml.safe_load(path.read_text()) for path in sorted(PRESETS.glob("*.yaml"))}
 
 
 def test_the_presets_of_this_package_are_there():
-    assert {"tepo", "tepo_no_kl", "grpo", "grpo_dapo"} <= set(FILES)
+    assert {
+        "tepo", "tepo_no_kl", "grpo", "grpo_dapo", "dapo", "dr_grpo", "gspo", "gspo_token", "entropy_term",
+        "gpg", "mpo",
+    } <= set(FILES)  # fmt: skip
 
 
 @pytest.mark.parametrize("name", FILES)
@@ -99,14 +100,32 @@ OTHERS = {
     ("grpo", "kl_estimator"): ["k1", "k2", "abs"],
     ("grpo", "kl_coefficient"): [0.0, 1.0],
     ("grpo", "aggregation"): [name for name in AGGREGATIONS if name != "seq-mean-token-mean"],
+    ("gspo", "ratio_gradient"): ["stop_gradient"],
+    ("gspo", "clip_low"): [0.0, 0.5, float("inf")],
+    ("gspo", "clip_high"): [0.0, 0.5, float("inf")],
+    ("gspo", "aggregation"): [name for name in AGGREGATIONS if name != "seq-mean-token-mean"],
+    ("gpg", "aggregation"): [name for name in AGGREGATIONS if name != "token-mean"],
+    ("entropy_term", "entropy_coefficient"): [0.0, 0.1],
+    ("entropy_term", "advantage_divisor"): [1.1, 4.0],
+    ("entropy_term", "clip_low"): [0.0, 0.5, float("inf")],
+    ("entropy_term", "clip_high"): [0.0, 0.5, float("inf")],
+    ("entropy_term", "dual_clip"): [1.5],
+    ("entropy_term", "aggregation"): [name for name in AGGREGATIONS if name != "token-mean"],
+    ("mpo", "window"): [1, 2],
+    ("mpo", "next_weight"): [0.0, 0.2],
+    ("mpo", "weight_decay"): [0.0, 1.0],
+    ("mpo", "clip_low"): [0.0, 0.5, float("inf")],
+    ("mpo", "clip_high"): [0.0, 0.5, float("inf")],
+    ("mpo", "aggregation"): [name for name in AGGREGATIONS if name != "token-mean"],
 }
 
 
 def test_the_list_of_options_is_complete():
     """A new option or choice must join the test below."""
-    for name, method in (("tepo", Tepo), ("grpo", Grpo)):
-        assert {option for owner, option in OTHERS if owner == name} == method.model_fields.keys()
-        for option, field in method.model_fields.items():
+    for name in {values["name"] for values in FILES.values()}:
+        fields = type(build(name, preset(name))).model_fields
+        assert {option for owner, option in OTHERS if owner == name} == fields.keys()
+        for option, field in fields.items():
             if typing.get_origin(field.annotation) is typing.Literal:
                 choices = {preset(name)[option], *OTHERS[name, option]}
                 assert choices == set(typing.get_args(field.annotation))
