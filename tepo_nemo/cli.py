@@ -176,7 +176,7 @@ def _parser() -> argparse.ArgumentParser:
     )  # fmt: skip
     step.add_argument("--output", type=Path, required=True, metavar="DIR", help="a new folder")
     step.add_argument("--model", nargs="+", metavar="NAME", help="models (default: toy wide)")
-    step.add_argument("--rounds", type=int, metavar="N", help="timed steps of a row (default: 3)")
+    step.add_argument("--rounds", type=int, metavar="N", help="timed steps of a row (default: 2)")
     step.add_argument("--quick", action="store_true", help="few responses: a look at the command itself")
 
     prepare = commands.add_parser("prepare-data", help="make a prompt set", epilog=_EXIT_CODES,
