@@ -18,7 +18,7 @@ from tepo_nemo.launch.local import run_ranks
         (["bench"], "the following arguments are required: BENCHMARK (see tepo-nemo bench --help)"),
         (
             ["bench", "vocab"],
-            "argument BENCHMARK: invalid choice: 'vocab' (choose from 'vocab-parallel') "
+            "argument BENCHMARK: invalid choice: 'vocab' (choose from 'vocab-parallel', 'step') "
             "(see tepo-nemo bench --help)",
         ),
         (["bench", "vocab-parallel"], "the following arguments are required: --output (see "

@@ -75,17 +75,10 @@ def test_weights_after_three_updates(run: Run, layout: str, tied: bool, mode: st
 
 
 @pytest.mark.parametrize("mode", BF16)
-@pytest.mark.parametrize(
-    ("layout", "tied"),
-    [("pp2", False), ("dp2", False), ("dp2", True)],
-    ids=["pp2-untied", "dp2-untied", "dp2-tied"],
-)
-def test_layouts_that_round_at_the_same_places_agree_closely(
-    run: Run, layout: str, tied: bool, mode: str
-) -> None:
-    """Pipeline and data parallelism do the same arithmetic in bf16 and only add gradients up in fp32. (The
-    two gradients of a tied embedding meet in bf16 on one stage, and in fp32 between two.)"""
-    spread, reference = run(layout, tied)[mode], run(REFERENCE, tied)[mode]
+def test_pipeline_stages_round_at_the_same_places(run: Run, mode: str) -> None:
+    """They do the same arithmetic in bf16 on the same micro-batches. (Data-parallel ranks have others; the
+    gradients of a tied embedding meet in bf16 on one stage, and in fp32 between two.)"""
+    spread, reference = run("pp2", False)[mode], run(REFERENCE, False)[mode]
     assert_close(spread.gradients["tepo"], reference.gradients["tepo"], 1e-5, "tepo")
 
 
