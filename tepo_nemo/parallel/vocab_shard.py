@@ -98,7 +98,7 @@ def local_statistics(
         return
     rows_at_once = _chunk_rows(logits, columns.width, fused)
     if not fused:
-        buffers = _buffers(logits, columns.width, min(rows_at_once, target.numel()), count=2)
+        buffers = _buffers(logits, columns.width, min(rows_at_once, target.numel()))
     for chunk in _chunks(target.numel(), rows_at_once):
         rows = _rows(logits, chunk, columns.width)
         if fused:
@@ -161,7 +161,7 @@ def write_gradient(
     if not fused:
         # The gradient itself is one of the two buffers where it has the right kind.
         direct = gradient.dtype == distribution.maximum.dtype
-        buffers = _buffers(logits, width, min(rows_at_once, len(gradient)), count=2)
+        buffers = _buffers(logits, width, min(rows_at_once, len(gradient)))
     per_token = (distribution.maximum, distribution.log_sum, distribution.entropy, *slopes, ignored)
     for chunk in _chunks(len(gradient), rows_at_once):
         written, rows = gradient[chunk, :width], _rows(logits, chunk, width)
@@ -275,9 +275,9 @@ def _chunks(count: int, size: int) -> Iterator[slice]:
         yield slice(start, min(start + size, count))
 
 
-def _buffers(logits: Tensor, width: int, rows: int, *, count: int) -> list[Tensor]:
+def _buffers(logits: Tensor, width: int, rows: int) -> list[Tensor]:
     dtype = arithmetic_dtype(logits)
-    return [torch.empty((rows, width), dtype=dtype, device=logits.device) for _ in range(count)]
+    return [torch.empty((rows, width), dtype=dtype, device=logits.device) for _ in range(2)]
 
 
 @cache
