@@ -3,6 +3,7 @@
 import ctypes
 import os
 import pickle
+import signal
 import sys
 import traceback
 import weakref
@@ -57,8 +58,11 @@ class LiveStorage(TorchDispatchMode):
 def in_child(function: Callable[[], Any]) -> Any:
     """Run `function` in a fork of this process and return its result; a fork has a memory peak of its own.
 
-    This process must have one thread and no process group. Raises RuntimeError with the child's error.
+    This process must have one thread, since a fork has no other (a parallel operator would wait for the ones
+    it remembers), and no process group. Raises RuntimeError with the child's error.
     """
+    threads = len(os.listdir("/proc/self/task"))
+    assert threads == 1, f"a process with {threads} threads forks"
     read, write = os.pipe()
     sys.stdout.flush()
     sys.stderr.flush()
@@ -76,8 +80,13 @@ def in_child(function: Callable[[], Any]) -> Any:
         finally:
             os._exit(code)
     os.close(write)
-    with os.fdopen(read, "rb") as pipe:
-        answer = pipe.read()
+    try:
+        with os.fdopen(read, "rb") as pipe:
+            answer = pipe.read()
+    except BaseException:  # an interrupt: the child would hold on to what it inherited
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+        raise
     code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
     if code != 0:
         raise RuntimeError(f"a memory measurement ended with exit code {code}")

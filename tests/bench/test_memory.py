@@ -1,5 +1,12 @@
 """Peak memory against hand counts."""
 
+import json
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -49,6 +56,23 @@ def test_the_peak_of_a_backward():
         assert live.peak == 1600
 
 
+# --- forks ---------------------------------------------------------------------------------------
+# A process that forks must have one thread: each of these tests has one of its own.
+
+
+def in_process_of_one_thread(function):
+    """The result of `function`, which is at the top of this module, in a new process."""
+    file = Path(__file__)
+    code = f"import json, {file.stem} as tests; print(json.dumps(tests.{function.__name__}()))"
+    paths = os.pathsep.join(filter(None, [str(file.parent), *sys.path]))
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": paths}
+    output = subprocess.check_output([sys.executable, "-c", code], env=environment, text=True)
+    return json.loads(output)
+
+
+SIZES = [(8,), (64,), (16, 48, 4)]
+
+
 def high_water_of(*sizes):
     prepare_high_water()
 
@@ -60,15 +84,37 @@ def high_water_of(*sizes):
     return high_water_bytes(allocate)
 
 
-@pytest.mark.parametrize("sizes", [(8,), (64,), (16, 48, 4)])
-def test_the_high_water_of_a_process_is_that_of_its_largest_moment(sizes):
-    peak = in_child(lambda: high_water_of(*sizes))
-    assert abs(peak - max(sizes) * MB) < MB / 2  # the kernel counts pages in batches
+def high_waters():
+    return [in_child(lambda: high_water_of(*sizes)) for sizes in SIZES]  # noqa: B023 - called at once
+
+
+def test_the_high_water_of_a_process_is_that_of_its_largest_moment():
+    for peak, sizes in zip(in_process_of_one_thread(high_waters), SIZES, strict=True):
+        assert abs(peak - max(sizes) * MB) < MB / 2  # the kernel counts pages in batches
+
+
+def children():
+    state = []
+    answer = in_child(lambda: state.append(1) or {"answer": 42})
+    try:
+        in_child(lambda: 1 / 0)
+    except RuntimeError as error:
+        return [answer, state, str(error)]
 
 
 def test_a_child_leaves_its_parent_alone_and_its_failure_is_told():
-    state = []
-    assert in_child(lambda: state.append(1) or {"answer": 42}) == {"answer": 42}
-    assert state == []
-    with pytest.raises(RuntimeError, match="exit code 1"):
-        in_child(lambda: 1 / 0)
+    answer, state, error = in_process_of_one_thread(children)
+    assert (answer, state) == ({"answer": 42}, [])
+    assert "exit code 1" in error
+
+
+def test_a_process_with_more_threads_does_not_fork():
+    release = threading.Event()
+    other = threading.Thread(target=release.wait)
+    other.start()
+    try:
+        with pytest.raises(AssertionError, match="threads forks"):
+            in_child(lambda: None)
+    finally:
+        release.set()
+        other.join()
