@@ -164,6 +164,20 @@ def test_imbalance_of_copies_with_one_response_each(quick):
     assert case["rows"][OURS]["imbalance"] == pytest.approx(2 * waited_for / sum(work) - 1)
 
 
+def test_long_responses_have_bounds_on_padding_and_load(quick):
+    cases, bounds = quick[1]["cases"], {bound["name"]: bound for bound in quick[1]["bounds"]}
+    for name in ("toy-long", "toy-long-copies"):
+        rows = cases[name]["rows"]
+        bound = bounds[f"{name}: padding of trained positions"]
+        assert bound["holds"] == (rows[OURS]["padding"] < 0.05)
+        assert (
+            bound["figure"]
+            == f"{rows[OURS]['padding']:.1%} (padded to the longest: {rows[BALANCE]['padding']:.1%})"
+        )
+    assert bounds["toy-long-copies: load imbalance"]["figure"] == f"{rows[OURS]['imbalance']:.1%}"
+    assert "toy-long: load imbalance" not in bounds  # of one copy
+
+
 def test_scaled_work(quick):
     rows = quick[1]["cases"]["toy-scaling"]["rows"]
     assert set(rows) == {OURS, *SCALED}

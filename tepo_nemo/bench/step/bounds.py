@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
-from tepo_nemo.bench.step.names import ALIGNER, OURS, SCALED
+from tepo_nemo.bench.step.names import ALIGNER, BALANCE, OURS, SCALED
 
 _MOST_PADDING = _MOST_IMBALANCE = _MOST_OVERHEAD = 0.05
 _TIMES_SKEWED, _TIMES_EQUAL, _TIMES_GENERATION = 3, 1, 2
@@ -28,14 +28,22 @@ def bounds_of(cases: Mapping[str, Figures], shares: Iterable[Figures]) -> list[d
 
 
 def _of_shares(shares: Figures) -> Iterator[Bound]:
-    ranks = f"the paper's batch on {shares['ranks']} copies of the model"
-    yield Bound(f"{ranks}: padding of trained positions", f"< {_MOST_PADDING:.0%}",
-                f"{shares['padding']:.1%} (padded to the longest: {shares['padding_to_longest']:.1%})",
-                shares["padding"] < _MOST_PADDING)  # fmt: skip
+    name = f"the paper's batch on {shares['ranks']} copies of the model"
+    yield _little_padding(name, shares["padding"], shares["padding_to_longest"])
     if shares["ranks"] > 1:
-        yield Bound(f"{ranks}: load imbalance", f"< {_MOST_IMBALANCE:.0%}",
-                    f"{shares['imbalance']:.1%} (as they come: {shares['imbalance_of_arrival']:.1%})",
-                    shares["imbalance"] < _MOST_IMBALANCE)  # fmt: skip
+        arrival = f" (as they come: {shares['imbalance_of_arrival']:.1%})"
+        yield _even_load(name, shares["imbalance"], arrival)
+
+
+def _little_padding(name: str, padding: float, to_longest: float) -> Bound:
+    figure = f"{padding:.1%} (padded to the longest: {to_longest:.1%})"
+    what = f"{name}: padding of trained positions"
+    return Bound(what, f"< {_MOST_PADDING:.0%}", figure, padding < _MOST_PADDING)
+
+
+def _even_load(name: str, imbalance: float, remark: str = "") -> Bound:
+    what, figure = f"{name}: load imbalance", f"{imbalance:.1%}{remark}"
+    return Bound(what, f"< {_MOST_IMBALANCE:.0%}", figure, imbalance < _MOST_IMBALANCE)
 
 
 def _of_case(case: Figures) -> Iterator[Bound]:
@@ -43,6 +51,10 @@ def _of_case(case: Figures) -> Iterator[Bound]:
     work = case["workload"]
     ours = rows[OURS]
     yield _passes(name, ours["passes"], work["updates"])
+    if case["balanced"]:
+        yield _little_padding(name, ours["padding"], rows[BALANCE]["padding"])
+        if work["data"] > 1:
+            yield _even_load(name, ours["imbalance"])
     if case["aligner"] and case["rounds"]:
         least = _TIMES_SKEWED if work["lengths"] == "skewed" else _TIMES_EQUAL
         times = rows[ALIGNER]["times_ours"]

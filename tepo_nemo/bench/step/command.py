@@ -22,8 +22,11 @@ _WORK = {
     "toy": Workload("toy", "skewed", prompts=32, responses_per_prompt=4, updates=8, median_length=12),
     "wide": Workload("wide", "skewed", prompts=16, responses_per_prompt=4, updates=8, median_length=12),
 }
+# Long enough that padding costs more than another micro-batch, as it does at the paper's lengths.
+_LONG = Workload("toy", "skewed", prompts=16, responses_per_prompt=4, updates=8, median_length=160)
 _SCALED_UPDATES = 2
 _GRADED_BATCHES = 4
+_SMALL = {"prompts": 4, "responses_per_prompt": 2, "updates": 4}
 
 
 @dataclass(frozen=True)
@@ -55,7 +58,7 @@ class Options:
         for model in self.models:
             work = _WORK[model]
             if self.small:
-                work = replace(work, prompts=4, responses_per_prompt=2, updates=4, median_length=3)
+                work = replace(work, **_SMALL, median_length=3)
             yield Case(
                 f"{model}-skewed",
                 work,
@@ -76,6 +79,11 @@ class Options:
             )
             yield Case(f"{model}-scaling", scaled, self.rounds, scaled=True)
             yield Case(f"{model}-copies", copies, rounds=0, aligner=True, levers=(names.BALANCE,))
+        if _LONG.model in self.models:
+            long = replace(_LONG, **_SMALL, median_length=20) if self.small else _LONG
+            for name, work in {"long": long, "long-copies": replace(long, tensor=1, data=_RANKS)}.items():
+                name = f"{_LONG.model}-{name}"
+                yield Case(name, work, rounds=0, levers=(names.BALANCE,), balanced=True)
 
 
 QUICK = {"models": ("toy",), "rounds": 1, "generation_pairs": 1, "small": True}

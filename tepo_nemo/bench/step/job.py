@@ -20,6 +20,7 @@ class Case:
         levers: names of what is switched off in a row of its own.
         batches: of a step's responses, graded one after the other; one batch is graded at once.
         generation_pairs: timed pairs of generation alone; 0 for none.
+        balanced: responses are so long that little padding and imbalance is promised.
     """
 
     name: str
@@ -31,6 +32,7 @@ class Case:
     levers: tuple[str, ...] = ()
     batches: int = 1
     generation_pairs: int = 0
+    balanced: bool = False
 
     def workloads(self) -> dict[str, Workload]:
         """Of the rows that have one of their own, by their names."""
