@@ -19,6 +19,7 @@ from tepo_nemo.config.presets import ROOT, choices, config_folder
 from tepo_nemo.config.schema import Config
 from tepo_nemo.errors import UserError
 
+_EXPERIMENT = "experiment"  # the one group of which several presets may be chosen
 _GRAMMAR = "write KEY=VALUE, and quote values with special characters: 'KEY=\"VALUE\"'"
 
 
@@ -26,7 +27,8 @@ def load_config(overrides: Sequence[str] = (), config_file: Path | None = None) 
     """The configuration of a run.
 
     Args:
-        overrides: Hydra overrides such as `algorithm=grpo` (a preset) or `trainer.max_steps=10` (a key).
+        overrides: Hydra overrides such as `algorithm=grpo` (a preset) or `trainer.max_steps=10` (a key). The
+            last one of a kind counts, but experiments add up, in their order.
         config_file: a saved configuration to start from, in place of `configs/tepo.yaml` and its presets.
 
     Raises:
@@ -79,18 +81,30 @@ def _check_choice(override: Override) -> None:
         raise UserError(
             f"{override.input_line}: presets are only chosen, as {group}=NAME; {nearest(str(chosen), names)}"
         )
-    if chosen not in names and not (group == "experiment" and chosen is None):
-        raise UserError(f"{override.input_line}: unknown {group}; {nearest(str(chosen), names)}")
+    for name in _experiments(chosen) if group == _EXPERIMENT else [chosen]:
+        if name not in names:
+            raise UserError(f"{override.input_line}: unknown {group}; {nearest(str(name), names)}")
 
 
 def _compose(groups: Sequence[Override]) -> DictConfig:
+    chosen = {each.key_or_group: str(each.value()) for each in groups}
+    experiments = [
+        name for each in groups if each.key_or_group == _EXPERIMENT for name in _experiments(each.value())
+    ]
+    if experiments:  # of several ones, the later has the last word
+        chosen[_EXPERIMENT] = f"[{','.join(experiments)}]"
+    else:
+        chosen.pop(_EXPERIMENT, None)
     with initialize_config_dir(str(config_folder()), job_name="tepo_nemo", version_base="1.3"):
-        tree = compose(
-            ROOT, overrides=[f"{each.key_or_group}={each.value()}" for each in groups if each.value()]
-        )
+        tree = compose(ROOT, overrides=[f"{group}={name}" for group, name in chosen.items()])
     # Keys that only the schema has may be set too; it refuses the unknown ones.
     OmegaConf.set_struct(tree, False)
     return tree
+
+
+def _experiments(chosen: Any) -> list[Any]:
+    """The names in the value of an `experiment=`: none, one, or a list."""
+    return [] if chosen is None else chosen if isinstance(chosen, list) else [chosen]
 
 
 def _read(path: Path) -> DictConfig:

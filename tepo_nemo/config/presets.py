@@ -10,6 +10,7 @@ import yaml
 import tepo_nemo
 
 ROOT = "tepo"  # the root configuration, configs/tepo.yaml
+STUDIES = "study"  # the folder of what is no group of presets but files for `tepo-nemo study`
 
 
 def config_folder() -> Path:
@@ -22,7 +23,7 @@ def config_folder() -> Path:
 @cache
 def choices() -> dict[str, tuple[str, ...]]:
     """The presets of each group, sorted: {"algorithm": ("grpo", ...), "model": ...}."""
-    folders = sorted(path for path in config_folder().iterdir() if path.is_dir())
+    folders = sorted(path for path in config_folder().iterdir() if path.is_dir() and path.name != STUDIES)
     return {
         folder.name: presets
         for folder in folders

@@ -14,9 +14,10 @@ from tepo_nemo.objectives.advantage import AdvantageEstimator
 PRESETS = [(group, name) for group, names in choices().items() for name in names]
 
 
-def test_every_file_of_the_folder_is_a_preset_or_the_root():
+def test_every_file_of_the_folder_is_a_preset_a_study_or_the_root():
     files = {str(path.relative_to(config_folder())) for path in config_folder().rglob("*.yaml")}
-    assert files == {"tepo.yaml"} | {f"{group}/{name}.yaml" for group, name in PRESETS}
+    studies = {name for name in files if name.startswith("study/")}  # see tests/study
+    assert files - studies == {"tepo.yaml"} | {f"{group}/{name}.yaml" for group, name in PRESETS}
 
 
 @pytest.mark.parametrize(("group", "name"), PRESETS)
