@@ -20,6 +20,10 @@ _OVERRIDES = """overrides:
   GROUP=PRESET   choose a preset of configs/GROUP: model=toy, algorithm=grpo, experiment=toy_cpu
   KEY=VALUE      set one key: rollout.prompts_per_step=64, seed=2
 """
+_RESUME = """resume:
+  The same command continues a study: finished cells are not run again, others start from their beginning.
+  Exit code 1 says that cells have failed; the others have run, and the report is written.
+"""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -71,6 +75,18 @@ def _validate(arguments: argparse.Namespace) -> int:
     load_reward(config.data.reward)
     print(f"valid\n{config.layout}")
     return ExitCode.DONE
+
+
+def _study(arguments: argparse.Namespace) -> int:
+    from tepo_nemo.launch.local import describe_failure
+    from tepo_nemo.launch.pool import run_jobs
+    from tepo_nemo.launch.run import check_local_run
+    from tepo_nemo.study.command import Launcher, run_study
+
+    launcher = Launcher(check_local_run, run_jobs, describe_failure)
+    return run_study(
+        arguments.study, arguments.output, launcher, only=arguments.only, run=not arguments.report_only
+    )
 
 
 def _plot(arguments: argparse.Namespace) -> int:
@@ -149,6 +165,21 @@ def _parser() -> argparse.ArgumentParser:
 
     plot = _add(commands, "plot", _plot, "draw the pictures of a run", "tepo-nemo plot runs/toy")
     plot.add_argument("run", type=Path, metavar="RUN", help="a run directory")
+
+    study = _add(
+        commands, "study", _study, "run experiments x seeds and compare them in a report",
+        "tepo-nemo study configs/study/paper_mini.yaml --output runs/paper_mini",
+        "tepo-nemo study paper_mini --output runs/paper_mini --only TEPO GRPO/DAPO",
+        details=_RESUME,
+    )  # fmt: skip
+    study.add_argument(
+        "study", type=Path, metavar="STUDY", help="a study file, or the name of one in configs/study"
+    )
+    study.add_argument(
+        "--output", type=Path, required=True, metavar="DIR", help="a new folder, or one to continue"
+    )
+    study.add_argument("--only", nargs="+", metavar="LABEL", help="run the cells of these experiments alone")
+    study.add_argument("--report-only", action="store_true", help="run nothing: report what is finished")
 
     bench = commands.add_parser("bench", help="measure ours beside other implementations", epilog=_EXIT_CODES,
                                 formatter_class=argparse.RawDescriptionHelpFormatter)  # fmt: skip

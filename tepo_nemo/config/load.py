@@ -45,7 +45,7 @@ def load_config(overrides: Sequence[str] = (), config_file: Path | None = None) 
             f"(set single keys, such as {groups[0].key_or_group}.KEY=VALUE)"
         )
     else:
-        tree = _read(config_file)
+        tree = read_yaml(config_file)
     config = _to_config(_apply(keys, tree))
     check_config(config)
     return config
@@ -107,17 +107,16 @@ def _experiments(chosen: Any) -> list[Any]:
     return [] if chosen is None else chosen if isinstance(chosen, list) else [chosen]
 
 
-def _read(path: Path) -> DictConfig:
+def read_yaml(path: Path) -> DictConfig:
+    """A file of keys. Raises UserError where it cannot be read, or is none."""
     try:
         tree = OmegaConf.load(path)
     except OSError as error:
-        raise UserError(
-            f"{path}: cannot be read ({error.strerror}; correct the path of the configuration)"
-        ) from error
+        raise UserError(f"{path}: cannot be read ({error.strerror}; correct the path)") from error
     except (UnicodeDecodeError, yaml.YAMLError, OmegaConfBaseException) as error:
         raise UserError(f"{path}: is no valid YAML ({shown(error)})") from error
     if not isinstance(tree, DictConfig):
-        raise UserError(f"{path}: is no configuration; give a config.yaml of a run, or the like")
+        raise UserError(f"{path}: is no configuration; write keys with values")
     return tree
 
 

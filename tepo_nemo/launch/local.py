@@ -48,7 +48,7 @@ def run_ranks(
         UserError: a rank ended with exit code 2; carries the line that the rank has written.
     """
     group = _RankGroup()
-    with _handling_signals(group.stop):
+    with handling_signals(group.stop):
         common = {**(environment or {}), **os.environ, **_rendezvous(ranks)}
         for rank in range(ranks):
             group.start(
@@ -60,7 +60,7 @@ def run_ranks(
     log = logs / f"rank_{failed}.log"
     if group.codes[failed] == ExitCode.MISTAKE:
         raise UserError(_last_line(log).removeprefix(ERROR_PREFIX))
-    print_error(f"rank {failed} {_how(group.codes[failed])}: {_last_line(log)} (see {log})")
+    print_error(f"rank {failed} {describe_failure(log, group.codes[failed])} (see {log})")
     return ExitCode.FAILED
 
 
@@ -77,19 +77,7 @@ class _RankGroup:
         console = [os.dup(1)] if not self._processes else []
         if console:
             environment[CONSOLE_VARIABLE] = str(console[0])
-        with open(log, "wb") as output:
-            self._processes.append(
-                subprocess.Popen(
-                    command,
-                    env=environment,
-                    stdin=subprocess.DEVNULL,
-                    stdout=output,
-                    stderr=subprocess.STDOUT,
-                    start_new_session=True,  # Ctrl-C reaches this process alone, which passes it on once
-                    pass_fds=console,
-                    preexec_fn=_die_with_parent(os.getpid()),
-                )
-            )
+        self._processes.append(start_process(command, log, environment=environment, descriptors=console))
         for descriptor in console:
             os.close(descriptor)
         if self._stopping:
@@ -137,14 +125,46 @@ class _RankGroup:
 
     def _kill(self) -> None:
         for process in self._processes:
-            try:
-                os.killpg(process.pid, signal.SIGKILL)
-            except ProcessLookupError:
-                pass  # the rank and all that it has started are gone
+            kill_group(process)
+
+
+def start_process(
+    command: Sequence[str],
+    log: Path,
+    *,
+    environment: Mapping[str, str] | None = None,
+    descriptors: Sequence[int] = (),
+) -> "subprocess.Popen[bytes]":
+    """Start `command` in a process group of its own; it writes to `log` and is killed when this process ends.
+
+    Args:
+        environment: all of its variables; None for those of this process.
+        descriptors: open files that it keeps.
+    """
+    with open(log, "wb") as output:
+        return subprocess.Popen(
+            command,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,  # Ctrl-C reaches this process alone, which passes it on once
+            pass_fds=descriptors,
+            preexec_fn=_die_with_parent(os.getpid()),
+        )
+
+
+def kill_group(process: "subprocess.Popen[bytes]") -> None:
+    """Kill a process of `start_process` and all that it has started."""
+    try:
+        os.killpg(process.pid, signal.SIGKILL)
+    except ProcessLookupError:
+        pass  # all of them are gone
 
 
 @contextmanager
-def _handling_signals(stop: Callable[[], None]) -> Iterator[None]:
+def handling_signals(stop: Callable[[], None]) -> Iterator[None]:
+    """Call `stop` at SIGTERM and SIGINT while the block runs."""
     previous = {
         number: signal.signal(number, lambda *_: stop()) for number in (signal.SIGTERM, signal.SIGINT)
     }
@@ -183,6 +203,11 @@ def _die_with_parent(parent: int) -> Callable[[], None] | None:
             os._exit(ExitCode.FAILED)
 
     return prepare
+
+
+def describe_failure(log: Path, code: int) -> str:
+    """How a process ended, by its exit code, and the line of its log that says why."""
+    return f"{_how(code)}: {_last_line(log)}"
 
 
 def _how(code: int) -> str:

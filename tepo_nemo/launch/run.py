@@ -18,12 +18,7 @@ def start_local_run(config: Config) -> int:
 
     Raises UserError on a mistake that shows before the first step; no run directory is left then.
     """
-    if config.hardware.nodes > 1:
-        raise UserError(
-            f"hardware.nodes={config.hardware.nodes}: this command starts the ranks of one machine "
-            "(start examples/train_tepo.py with srun or torchrun, or set hardware.nodes=1)"
-        )
-    check_run(config)
+    check_local_run(config)
     with new_run(config) as run:
         return run_ranks(
             [sys.executable, "-m", "tepo_nemo.launch.rank", "--config", str(run.config)],
@@ -31,6 +26,16 @@ def start_local_run(config: Config) -> int:
             logs=run.logs,
             environment={"OMP_NUM_THREADS": "1"} if config.hardware.accelerator == "cpu" else {},
         )
+
+
+def check_local_run(config: Config) -> None:
+    """What can be found wrong before the ranks of this machine start. Raises UserError."""
+    if config.hardware.nodes > 1:
+        raise UserError(
+            f"hardware.nodes={config.hardware.nodes}: this command starts the ranks of one machine "
+            "(start examples/train_tepo.py with srun or torchrun, or set hardware.nodes=1)"
+        )
+    check_run(config)
 
 
 @contextmanager

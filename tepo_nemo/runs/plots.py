@@ -124,7 +124,7 @@ def plot_run(run_dir: Path) -> list[Path]:
     run = RunDirectory(Path(run_dir))
     if not run.metrics.is_file():
         raise UserError(f"{run_dir}: has no metrics.jsonl; give the output folder of a run")
-    columns = _read_columns(run.metrics)
+    columns = read_columns(run.metrics)
     topics = _topics_of(columns)
     run.plots.mkdir(exist_ok=True)
     pictures = {"overview": [panels[0] for panels in topics.values()], **topics}
@@ -136,7 +136,8 @@ def plot_run(run_dir: Path) -> list[Path]:
     return paths
 
 
-def _read_columns(path: Path) -> Columns:
+def read_columns(path: Path) -> Columns:
+    """The metrics of a run, step by step. Raises UserError where there are none, or a line is broken."""
     rows = read_metrics(path)
     if not rows:
         raise UserError(f"{path}: has no steps; plot the run after its first step")

@@ -2,9 +2,10 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
-from tepo_nemo.runs.files import to_json, write_atomic
+from tepo_nemo.errors import UserError
+from tepo_nemo.runs.files import read_json_lines, to_json, write_atomic
 
 
 def write_summary(
@@ -43,3 +44,11 @@ def write_summary(
         )
         + "\n",
     )
+
+
+def read_summary(path: Path) -> dict[str, Any]:
+    """The fields that `write_summary` wrote. Raises UserError where the file is absent or broken."""
+    rows = [fields for _, fields in read_json_lines(path)]
+    if len(rows) != 1 or "status" not in rows[0]:
+        raise UserError(f"{path}: is no summary of a run; move the run away")
+    return rows[0]

@@ -1,0 +1,1 @@
+"""Experiments x seeds, and a report that compares them."""
