@@ -2,6 +2,7 @@
 
 import argparse
 import importlib.util
+import sys
 import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -81,12 +82,21 @@ def _study(arguments: argparse.Namespace) -> int:
     from tepo_nemo.launch.local import describe_failure
     from tepo_nemo.launch.pool import run_jobs
     from tepo_nemo.launch.run import check_local_run
-    from tepo_nemo.study.command import Launcher, run_study
+    from tepo_nemo.study.command import run_study
+    from tepo_nemo.study.run import Launcher
 
-    launcher = Launcher(check_local_run, run_jobs, describe_failure)
-    return run_study(
+    train = [sys.executable, "-m", "tepo_nemo.cli", "train", "--config"]
+    launcher = Launcher(check_local_run, train, run_jobs, describe_failure)
+    outcome = run_study(
         arguments.study, arguments.output, launcher, only=arguments.only, run=not arguments.report_only
     )
+    if outcome.interrupted:
+        print_error("stopped; the same command runs the cells that are left")
+        return ExitCode.STOPPED
+    if outcome.failed:
+        print_error(f"failed: {'; '.join(cell.name for cell in outcome.failed)} (see above)")
+        return ExitCode.FAILED
+    return ExitCode.DONE
 
 
 def _plot(arguments: argparse.Namespace) -> int:

@@ -1,24 +1,11 @@
-"""The tables of a benchmark, on the terminal and as Markdown."""
+"""The tables of a benchmark."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 from typing import Any
-
-import rich.box
-import rich.console
-import rich.table
 
 from tepo_nemo.bench.bounds import main_cells, slope_bytes
 from tepo_nemo.bench.problem import CHECKED, Mode
-
-
-@dataclass(frozen=True)
-class Table:
-    title: str
-    columns: Sequence[str]
-    rows: Sequence[Sequence[str]]
-    notes: Sequence[str] = ()
-
+from tepo_nemo.runs.tables import Table
 
 _COLUMNS = (
     "implementation", "collectives", "bytes a token", "saved MB", "peak MB", "first call s", "s",
@@ -161,29 +148,3 @@ def _mega(size: int | None) -> str:
 
 def _seconds(value: float | None) -> str:
     return "-" if value is None else f"{value:.3f}"
-
-
-def to_markdown(title: str, tables: Sequence[Table]) -> str:
-    lines = [f"# {title}", ""]
-    for table in tables:
-        lines += [f"## {table.title}", ""]
-        lines += [
-            "| " + " | ".join(row) + " |"
-            for row in (table.columns, ["---"] * len(table.columns), *table.rows)
-        ]
-        lines += ["", *(f"- {note}" for note in table.notes), ""]
-    return "\n".join(lines)
-
-
-def print_tables(tables: Sequence[Table]) -> None:
-    console = rich.console.Console()
-    # Where nobody looks, lines may be as long as the tables are.
-    if not console.is_terminal:
-        console.width = 240
-    for table in tables:
-        drawn = rich.table.Table(title=table.title, title_justify="left", box=rich.box.SIMPLE)
-        for column in table.columns:
-            drawn.add_column(column)
-        for row in table.rows:
-            drawn.add_row(*row)
-        console.print(drawn)

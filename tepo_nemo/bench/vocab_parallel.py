@@ -114,7 +114,8 @@ def _report(options: Options, cells: list[dict[str, Any]]) -> None:
     from tepo_nemo.bench.bounds import bounds_of
     from tepo_nemo.bench.machine import describe_machine, versions
     from tepo_nemo.bench.picture import draw
-    from tepo_nemo.bench.report import all_tables, main_tables, print_tables, to_markdown
+    from tepo_nemo.bench.report import all_tables, main_tables
+    from tepo_nemo.runs.tables import print_tables, to_markdown
 
     results = {
         "machine": describe_machine(),

@@ -1,6 +1,8 @@
 """From presets and overrides, or from a saved file, to a checked Config."""
 
 from collections.abc import Sequence
+from copy import deepcopy
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -95,11 +97,17 @@ def _compose(groups: Sequence[Override]) -> DictConfig:
         chosen[_EXPERIMENT] = f"[{','.join(experiments)}]"
     else:
         chosen.pop(_EXPERIMENT, None)
-    with initialize_config_dir(str(config_folder()), job_name="tepo_nemo", version_base="1.3"):
-        tree = compose(ROOT, overrides=[f"{group}={name}" for group, name in chosen.items()])
+    tree = deepcopy(_composed(tuple(f"{group}={name}" for group, name in chosen.items())))
     # Keys that only the schema has may be set too; it refuses the unknown ones.
     OmegaConf.set_struct(tree, False)
     return tree
+
+
+@cache
+def _composed(chosen: tuple[str, ...]) -> DictConfig:
+    """Hydra takes most of the time of a configuration, and a study has many with the same presets."""
+    with initialize_config_dir(str(config_folder()), job_name="tepo_nemo", version_base="1.3"):
+        return compose(ROOT, overrides=list(chosen))
 
 
 def _experiments(chosen: Any) -> list[Any]:

@@ -207,7 +207,7 @@ def _die_with_parent(parent: int) -> Callable[[], None] | None:
 
 def describe_failure(log: Path, code: int) -> str:
     """How a process ended, by its exit code, and the line of its log that says why."""
-    return f"{_how(code)}: {_last_line(log)}"
+    return f"{_how(code)}: {_last_line(log).removeprefix(ERROR_PREFIX)}"
 
 
 def _how(code: int) -> str:

@@ -66,6 +66,8 @@ def to_json(fields: Mapping) -> str:
 def _without_non_finite(value: object) -> object:
     if isinstance(value, Mapping):
         return {key: _without_non_finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_without_non_finite(item) for item in value]
     if isinstance(value, float) and not math.isfinite(value):
         return None
     return value

@@ -11,11 +11,11 @@ from matplotlib.ticker import MaxNLocator
 
 from tepo_nemo.errors import UserError
 from tepo_nemo.runs.directory import RunDirectory
-from tepo_nemo.runs.metrics import EVALUATION_PREFIX, read_metrics
+from tepo_nemo.runs.metrics import EVALUATION_PREFIX, METRICS, read_metrics
 
-_COLORS = ("#2563a8", "#d1622b", "#3b8a54", "#8250b0", "#b8902a", "#c2417c")
+COLORS = ("#2563a8", "#d1622b", "#3b8a54", "#8250b0", "#b8902a", "#c2417c")
 _REST_COLOR = "#c3c7cd"
-_LEGEND = {"fontsize": 8, "frameon": False}
+LEGEND = {"fontsize": 8, "frameon": False}
 
 Columns = dict[str, np.ndarray]  # metric -> [steps], NaN where a step lacks it or it was not finite
 
@@ -33,14 +33,14 @@ def running_mean(values: np.ndarray) -> np.ndarray:
 
 def _draw_curves(axes: Axes, series: dict[str, str], columns: Columns) -> None:
     """Each step as a thin line, the running mean as a thick one."""
-    for (key, label), color in zip(series.items(), _COLORS, strict=False):
+    for (key, label), color in zip(series.items(), COLORS, strict=False):
         if key in columns:
             steps, values = columns["step"], columns[key]
             axes.plot(steps, values, ".-", color=color, alpha=0.35, linewidth=0.8, markersize=2)
             axes.plot(steps, running_mean(values), color=color, linewidth=1.8, label=label)
     axes.ticklabel_format(axis="y", scilimits=(-3, 5))
     if len(series) > 1:
-        axes.legend(**_LEGEND)
+        axes.legend(**LEGEND)
 
 
 def _draw_points(axes: Axes, series: dict[str, str], columns: Columns) -> None:
@@ -48,23 +48,23 @@ def _draw_points(axes: Axes, series: dict[str, str], columns: Columns) -> None:
     for index, (key, label) in enumerate(series.items()):
         present = np.isfinite(columns[key])
         steps, values = columns["step"][present], columns[key][present]
-        axes.plot(steps, values, "o-", color=_COLORS[index % len(_COLORS)], markersize=4, label=label)
+        axes.plot(steps, values, "o-", color=COLORS[index % len(COLORS)], markersize=4, label=label)
     axes.set_ylim(0, 1)
-    axes.legend(**_LEGEND)
+    axes.legend(**LEGEND)
 
 
 def _draw_phases(axes: Axes, series: dict[str, str], columns: Columns) -> None:
     """Seconds of the phases on top of each other, and what the step took besides them."""
     none = np.zeros(len(columns["step"]))
     bottom = none
-    for (key, label), color in zip(series.items(), _COLORS, strict=False):
+    for (key, label), color in zip(series.items(), COLORS, strict=False):
         seconds = np.nan_to_num(columns.get(key, none))
         axes.bar(columns["step"], seconds, bottom=bottom, width=1, color=color, alpha=0.85, label=label)
         bottom = bottom + seconds
     rest = np.clip(np.nan_to_num(columns.get("time/step_s", none)) - bottom, 0, None)
     axes.bar(columns["step"], rest, bottom=bottom, width=1, color=_REST_COLOR, label="rest")
     axes.margins(x=0.02, y=0.2)  # room for the legend above the bars
-    axes.legend(loc="upper center", ncols=len(series) + 1, handlelength=0.9, columnspacing=0.9, **_LEGEND)
+    axes.legend(loc="upper center", ncols=len(series) + 1, handlelength=0.9, columnspacing=0.9, **LEGEND)
 
 
 @dataclass(frozen=True)
@@ -162,12 +162,24 @@ def _draw(title: str, panels: Sequence[Panel], columns: Columns) -> Figure:
     for index, panel in enumerate(panels):
         axes = figure.add_subplot(height, width, index + 1)
         panel.draw(axes, panel.series, columns)
-        axes.set_title(panel.title, fontsize=11)
-        axes.set_xlabel("step", fontsize=9)
-        axes.set_ylabel(panel.unit, fontsize=9)
-        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-        axes.tick_params(labelsize=8)
-        axes.grid(color="#e5e7eb", linewidth=0.7)
-        axes.set_axisbelow(True)
-        axes.spines[["top", "right"]].set_visible(False)
+        style_axes(axes, panel.title, panel.unit)
     return figure
+
+
+def style_axes(axes: Axes, title: str, unit: str) -> None:
+    """The looks of a picture whose horizontal axis is the steps of a run."""
+    axes.set_title(title, fontsize=11)
+    axes.set_xlabel("step", fontsize=9)
+    axes.set_ylabel(unit, fontsize=9)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.tick_params(labelsize=8)
+    axes.grid(color="#e5e7eb", linewidth=0.7)
+    axes.set_axisbelow(True)
+    axes.spines[["top", "right"]].set_visible(False)
+
+
+def title_and_unit(metric: str) -> tuple[str, str]:
+    """What a picture of one metric is called, and its unit."""
+    panels = (panel for panels in _TOPICS.values() for panel in panels if metric in panel.series)
+    panel = next(panels, None)
+    return (panel.title, panel.unit) if panel else (metric, METRICS.get(metric, "avg@k"))

@@ -2,37 +2,25 @@
 
 import fcntl
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
 from tepo_nemo.config.messages import nearest
-from tepo_nemo.config.schema import Config
 from tepo_nemo.errors import UserError
 from tepo_nemo.runs.files import require_new_folder, write_atomic
 from tepo_nemo.study.plan import make_plan
-from tepo_nemo.study.run import RunJobs, run_cells
-from tepo_nemo.study.schema import Study, find_study, load_study
+from tepo_nemo.study.report import write_report
+from tepo_nemo.study.run import Launcher, Outcome, run_cells
+from tepo_nemo.study.schema import find_study, load_study
 
 _COPY = "study.yaml"  # of the study file; says that a folder is that of a study
-_DONE, _FAILED, _STOPPED = 0, 1, 3  # launch.outcome.ExitCode
-
-
-@dataclass(frozen=True)
-class Launcher:
-    """What `launch` does for a study, which knows nothing of it."""
-
-    check: Callable[[Config], None]
-    """Finds what is wrong with a run before it starts (UserError)."""
-    run_jobs: RunJobs
-    describe_failure: Callable[[Path, int], str]
 
 
 def run_study(
     path: Path, output: Path, launcher: Launcher, *, only: Sequence[str] | None = None, run: bool = True
-) -> int:
-    """Run the cells that are not finished yet and write the report; returns the exit code.
+) -> Outcome:
+    """Run the cells that are not finished yet and write the report; without one where a signal comes.
 
     Args:
         path: the study file, or the name of a shipped one.
@@ -41,7 +29,8 @@ def run_study(
         run: False writes the report alone.
 
     Raises:
-        UserError: a mistake in the file or in any configuration, before the first cell is run.
+        UserError: a mistake in the file or in any configuration, or a finished cell that has another one;
+            before the first cell is run.
     """
     path = find_study(path)
     study = load_study(path)
@@ -52,21 +41,22 @@ def run_study(
             )
     plan = make_plan(study, output, launcher.check if run else lambda config: None)
     with _folder(output):
+        finished = plan.finished()
         write_atomic(output / _COPY, path.read_text(encoding="utf-8"))
-        failed = []
+        outcome = Outcome(False, [])
         if run:
-            interrupted, failed = run_cells(
-                plan.cells(only),
+            cells = plan.cells(only)
+            outcome = run_cells(
+                [cell for cell in cells if cell not in finished],
+                launcher,
                 at_once=study.jobs,
-                run_jobs=launcher.run_jobs,
-                describe_failure=launcher.describe_failure,
+                before=len(finished.intersection(cells)),
                 stream=sys.stdout,
             )
-            if interrupted:
-                print(f"stopped; the same command goes on with the cells that are left ({output})")
-                return _STOPPED
-        _report(study, output)
-    return _FAILED if failed else _DONE
+        if not outcome.interrupted:
+            write_report(study, plan, output)
+            print(output)
+    return outcome
 
 
 @contextmanager
@@ -87,7 +77,3 @@ def _folder(output: Path) -> Iterator[None]:
         except BlockingIOError as error:
             raise UserError(f"--output {output}: another process runs this study; wait for it") from error
         yield
-
-
-def _report(study: Study, output: Path) -> None:
-    print(output)

@@ -29,6 +29,8 @@ class Result:
     """Benchmark -> avg@k before training, empty where it was not evaluated."""
     after: dict[str, float]
     """And after it."""
+    seconds: float
+    """Of the whole run."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +44,8 @@ class Criteria:
 def read_result(run: RunDirectory) -> Result:
     """Raises UserError where a file is broken."""
     summary = read_summary(run.summary)
-    return Result(read_columns(run.metrics), summary["eval_before"] or {}, summary["eval_after"] or {})
+    before, after = summary["eval_before"] or {}, summary["eval_after"] or {}
+    return Result(read_columns(run.metrics), before, after, summary["wall_s"])
 
 
 def steps_to_threshold(rewards: np.ndarray, threshold: float, window: int) -> Value:

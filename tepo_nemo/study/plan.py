@@ -93,6 +93,10 @@ class Plan:
         longest = max(map(len, rows), default=0)
         return list(dict.fromkeys(row[index] for index in range(longest) for row in rows if index < len(row)))
 
+    def finished(self) -> set[Cell]:
+        """The cells that are done. Raises UserError, see `Cell.is_finished`."""
+        return {cell for cell in self.cells() if cell.is_finished()}
+
 
 def make_plan(study: Study, output: Path, check: Callable[[Config], None]) -> Plan:
     """Resolve and check the configuration of every cell; cells of equal configurations are one.

@@ -51,7 +51,7 @@ def error_line(capsys, *arguments: str) -> str:
         (
             ["trian"],
             "argument COMMAND: invalid choice: 'trian' (choose from 'train', 'validate', 'plot', "
-            "'bench', 'prepare-data') "
+            "'study', 'bench', 'prepare-data') "
             "(see tepo-nemo --help)",
         ),
         (["train", "--dry"], "unknown argument --dry (see tepo-nemo --help)"),
@@ -211,7 +211,9 @@ def test_prepare_data_does_not_overwrite(capsys, folder):
     assert (folder / "toy/train.jsonl").read_text() == "mine"
 
 
-@pytest.mark.parametrize("arguments", [[], ["train"], ["validate"], ["plot"], ["prepare-data", "toy"]])
+@pytest.mark.parametrize(
+    "arguments", [[], ["train"], ["validate"], ["plot"], ["study"], ["prepare-data", "toy"]]
+)
 def test_help_says_examples_and_exit_codes(capsys, arguments):
     with pytest.raises(SystemExit) as end:
         cli.main([*arguments, "--help"])

@@ -123,11 +123,11 @@ def bench(options: Options, start_ranks: StartRanks, console: str) -> int:
 
 def _report(options: Options, cases: dict[str, dict[str, Any]]) -> None:
     from tepo_nemo.bench.machine import describe_machine, versions
-    from tepo_nemo.bench.report import print_tables, to_markdown
     from tepo_nemo.bench.step.bounds import bounds_of
     from tepo_nemo.bench.step.picture import draw
     from tepo_nemo.bench.step.report import all_tables, main_tables
     from tepo_nemo.bench.step.shares import PAPER, RANKS, count_shares
+    from tepo_nemo.runs.tables import print_tables, to_markdown
 
     shares = [count_shares(PAPER, ranks)._asdict() for ranks in RANKS]
     results = {

@@ -3,9 +3,9 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from tepo_nemo.bench.report import Table
 from tepo_nemo.bench.step.bounds import growth
 from tepo_nemo.bench.step.names import ALIGNER, OURS, SCALED, SINGLE
+from tepo_nemo.runs.tables import Table
 
 Figures = Mapping[str, Any]
 
