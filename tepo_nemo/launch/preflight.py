@@ -2,7 +2,6 @@
 
 from tepo_nemo.config.schema import Config
 from tepo_nemo.data.prompts import load_prompts
-from tepo_nemo.errors import UserError
 from tepo_nemo.reward.grading import load_reward
 
 
@@ -13,12 +12,7 @@ def check_run(config: Config) -> None:
     """
     from tepo_nemo.objectives.registry import build
 
-    objective = build(config.algorithm.name, config.algorithm.options)
-    if objective.needs_reference:
-        raise UserError(
-            f"algorithm.name={config.algorithm.name}: these options need a frozen reference policy, which is"
-            " not supported yet (set algorithm.kl_coefficient=0)"
-        )
+    build(config.algorithm.name, config.algorithm.options)
     load_reward(config.data.reward)
     for path in (config.data.train, *(benchmark.path for benchmark in config.data.evaluation)):
         load_prompts(path)

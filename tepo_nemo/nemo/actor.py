@@ -188,6 +188,7 @@ class MegatronGPTTEPOActorModel(MegatronGPTModel, AlignableGenerativeInterface):
                     advantages=micro_batch.advantages,
                     mask=micro_batch.mask,
                     group_tokens=micro_batch.group_tokens,
+                    reference_logprobs=micro_batch.reference_logprobs,
                 ),
                 totals,
             )

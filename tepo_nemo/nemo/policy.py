@@ -13,6 +13,7 @@ from torch.optim import Optimizer
 from tepo_nemo.nemo.actor import MegatronGPTTEPOActorModel
 from tepo_nemo.nemo.checkpoint import save_nemo
 from tepo_nemo.nemo.optimizer import clip_and_step
+from tepo_nemo.nemo.reference import FrozenReference
 from tepo_nemo.objectives.contract import Mean
 from tepo_nemo.parallel.data import gather_ragged_rows, sum_over_ranks
 from tepo_nemo.parallel.pipeline import broadcast_object_from_last_stage
@@ -30,6 +31,7 @@ class MegatronPolicy:
         self._actor = actor
         self._optimizer = optimizer
         self._gradient_clip = gradient_clip
+        self._reference: FrozenReference | None = None
         self.data_parallel_rank = parallel_state.get_data_parallel_rank()
         self.data_parallel_size = parallel_state.get_data_parallel_world_size()
         self.is_main = dist.get_rank() == 0
@@ -54,21 +56,17 @@ class MegatronPolicy:
         if size == 1:
             return local
         width = max(request.max_response_lengths)
-        device, group = torch.cuda.current_device(), parallel_state.get_data_parallel_group()
-
-        def gather(rows: Tensor) -> Tensor:
-            return gather_ragged_rows(rows.to(device), group).cpu()
 
         def widen(rows: Tensor) -> Tensor:
             return torch.nn.functional.pad(rows, (0, width - rows.shape[1]))
 
-        lengths = gather(local.lengths)
+        lengths = self.gather_rows(local.lengths)
         longest = int(lengths.max())
         return Generation(
-            tokens=gather(widen(local.tokens))[:, :longest],
+            tokens=self.gather_rows(widen(local.tokens))[:, :longest],
             lengths=lengths,
-            finished=gather(local.finished.to(torch.uint8)).bool(),
-            logprobs=gather(widen(local.logprobs))[:, :longest],
+            finished=self.gather_rows(local.finished.to(torch.uint8)).bool(),
+            logprobs=self.gather_rows(widen(local.logprobs))[:, :longest],
         )
 
     def finish_inference(self) -> None:
@@ -84,6 +82,16 @@ class MegatronPolicy:
             self._actor.get_token_statistics([micro for mini in mini_batches for micro in mini.micro_batches])
         )
         return [[next(statistics) for _ in mini.micro_batches] for mini in mini_batches]
+
+    def keep_reference(self) -> None:
+        """Make the weights of this moment the reference policy; one kept earlier is let go of."""
+        self._reference = FrozenReference(self._actor)
+
+    def get_reference_logprobs(self, mini_batches: Sequence[MiniBatch]) -> list[list[Tensor]]:
+        assert self._reference is not None, "no reference policy is kept"
+        with self._reference.in_place():
+            statistics = self.get_token_statistics(mini_batches)
+        return [[of_micro.logprobs for of_micro in of_mini] for of_mini in statistics]
 
     def prepare_for_training_step(self) -> None:
         self._actor.prepare_for_training_step()
@@ -133,6 +141,10 @@ class MegatronPolicy:
             parallel_state.get_pipeline_model_parallel_group(),
             parallel_state.get_pipeline_model_parallel_last_rank(),
         )
+
+    def gather_rows(self, rows: Tensor) -> Tensor:
+        group = parallel_state.get_data_parallel_group()
+        return gather_ragged_rows(rows.to(torch.cuda.current_device()), group).cpu()
 
     def broadcast_from_main(self, value: Any) -> Any:
         box = [value]

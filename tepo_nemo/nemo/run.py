@@ -30,7 +30,11 @@ from tepo_nemo.training.trainer import Recorder, Trainer, TrainerSettings
 
 
 def connect_policy(host: Host, config: Config, objective: Objective) -> MegatronPolicy:
-    """The trainer's policy on a built host, with the embedded rollout engine."""
+    """The trainer's policy on a built host, with the embedded rollout engine.
+
+    Where the objective needs a reference policy, it is the weights of this moment: those that the run starts
+    from. Weights of a later step are to be loaded after this.
+    """
     vocab_size = config.model.vocab_size or host.actor.tokenizer.vocab_size
     rollout = MegatronRollout(
         host.actor,
@@ -46,7 +50,10 @@ def connect_policy(host: Host, config: Config, objective: Objective) -> Megatron
         fused_output_layer=config.trainer.fused_output_layer,
         sequence_packing=config.trainer.sequence_packing,
     )
-    return MegatronPolicy(host.actor, host.optimizer, gradient_clip=config.trainer.optimizer.gradient_clip)
+    policy = MegatronPolicy(host.actor, host.optimizer, gradient_clip=config.trainer.optimizer.gradient_clip)
+    if objective.needs_reference:
+        policy.keep_reference()
+    return policy
 
 
 @dataclass(frozen=True)

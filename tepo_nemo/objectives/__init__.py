@@ -15,6 +15,7 @@ from tepo_nemo.objectives.contract import (
     TokenBatch,
 )
 from tepo_nemo.objectives.registry import build, known, register
+from tepo_nemo.objectives.rollout import RolloutTokens
 
 __all__ = [
     "AdvantageEstimator",
@@ -23,6 +24,7 @@ __all__ = [
     "MinibatchTotals",
     "Objective",
     "ObjectiveOutput",
+    "RolloutTokens",
     "TokenBatch",
     "build",
     "group_advantages",

@@ -8,6 +8,8 @@ import torch
 from pydantic import BaseModel, ConfigDict
 from torch import Tensor
 
+from tepo_nemo.objectives.rollout import RolloutTokens
+
 
 @dataclass(frozen=True, eq=False)
 class TokenBatch:
@@ -124,6 +126,19 @@ class Objective(BaseModel, ABC):
     def needs_minibatch_statistics(self) -> bool:
         """Whether `MinibatchTotals.statistics` must be given: a forward-only pass before each update."""
         return False
+
+    @property
+    def shapes_advantages(self) -> bool:
+        """Whether `shape_advantages` is to be called: the first mini-batch of a rollout then needs a
+        forward-only pass too."""
+        return False
+
+    def shape_advantages(self, rollout: RolloutTokens) -> Tensor:
+        """Advantages of the tokens of a whole rollout, [R, T]; what stands on masked ones does not matter.
+
+        Called once a rollout, before its first update, and on the host. Only where `shapes_advantages`.
+        """
+        raise NotImplementedError
 
     @abstractmethod
     def __call__(self, tokens: TokenBatch, totals: MinibatchTotals) -> ObjectiveOutput:

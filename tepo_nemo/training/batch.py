@@ -55,6 +55,7 @@ class MicroBatch:
     rows: Tensor  # [S] int64, row of the `TrainBatch`; -1 where a micro-batch is empty
     sampled_logprobs: Tensor | None = None  # [S, L] fp32, the sampler's own
     old: TokenStatistics | None = None  # None: the current weights are the old ones
+    reference_logprobs: Tensor | None = None  # [S, L] fp32, under the frozen reference policy
 
     def with_old(self, old: TokenStatistics) -> "MicroBatch":
         """The same micro-batch with the statistics of the weights that made the rollout."""
@@ -84,6 +85,7 @@ class MicroBatch:
             rows=self.rows,
             sampled_logprobs=move(self.sampled_logprobs),
             old=None if self.old is None else TokenStatistics(*map(move, self.old)),
+            reference_logprobs=move(self.reference_logprobs),
         )
 
 

@@ -43,6 +43,13 @@ class Policy(Protocol):
         """Log-prob and entropy under the current weights, forward only, a list a mini-batch."""
         ...
 
+    def get_reference_logprobs(self, mini_batches: Sequence[MiniBatch]) -> list[list[Tensor]]:
+        """Log-prob [S, L] under the frozen reference policy, forward only, a list a mini-batch.
+
+        The reference is the weights that the run started from; there is one where the objective needs it.
+        """
+        ...
+
     def prepare_for_training_step(self) -> None: ...
 
     def get_loss_and_metrics(
@@ -63,6 +70,13 @@ class Policy(Protocol):
 
     def reduce_metrics(self, metrics: dict[str, Mean]) -> dict[str, float]:
         """Sum numerators and denominators over data-parallel ranks and divide; the same on every rank."""
+        ...
+
+    def gather_rows(self, rows: Tensor) -> Tensor:
+        """The rows of all data-parallel ranks, in rank order, on the host of every rank.
+
+        Their number may differ between ranks, the rest of their shape may not.
+        """
         ...
 
     def broadcast_from_main(self, value: Any) -> Any:

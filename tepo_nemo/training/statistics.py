@@ -1,4 +1,4 @@
-"""Forward-only statistics that the updates need: the old policy's, and those of a whole mini-batch."""
+"""Forward-only statistics that the updates need: of the old and the reference policy, of a mini-batch."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -10,26 +10,46 @@ from tepo_nemo.training.batch import MiniBatch
 from tepo_nemo.training.policy import Policy
 
 
-def with_old_statistics(policy: Policy, mini_batches: Sequence[MiniBatch]) -> list[MiniBatch]:
+def with_old_statistics(
+    policy: Policy, mini_batches: Sequence[MiniBatch], *, first_too: bool
+) -> list[MiniBatch]:
     """Attach log-prob and entropy under the weights that made the rollout.
 
     The micro-batches are those of the updates, so that old and new values come from the same code, shapes
-    and settings, and differ only where the weights do. The first mini-batch is left as it is: its update
-    starts from those very weights, so that its own forward gives the old values too.
+    and settings, and differ only where the weights do. The first mini-batch is left as it is unless
+    `first_too`: its update starts from those very weights, so that its own forward gives the old values too.
     """
-    first, *others = mini_batches
-    if not others:
-        return [first]
-    statistics = policy.get_token_statistics(others)
+    own = 0 if first_too else 1
+    if len(mini_batches) == own:
+        return list(mini_batches)
+    statistics = policy.get_token_statistics(mini_batches[own:])
     return [
-        first,
+        *mini_batches[:own],
         *(
             MiniBatch(
                 [micro.with_old(old) for micro, old in zip(mini.micro_batches, olds, strict=True)],
                 mini.totals,
             )
-            for mini, olds in zip(others, statistics, strict=True)
+            for mini, olds in zip(mini_batches[own:], statistics, strict=True)
         ),
+    ]
+
+
+def with_reference_logprobs(policy: Policy, mini_batches: Sequence[MiniBatch]) -> list[MiniBatch]:
+    """Attach log-probs under the frozen reference policy.
+
+    Costs one forward-only pass over the rollout, and moving the weights in and out; only objectives that ask
+    for it pay.
+    """
+    return [
+        replace(
+            mini,
+            micro_batches=[
+                replace(micro, reference_logprobs=logprobs)
+                for micro, logprobs in zip(mini.micro_batches, of_mini, strict=True)
+            ],
+        )
+        for mini, of_mini in zip(mini_batches, policy.get_reference_logprobs(mini_batches), strict=True)
     ]
 
 

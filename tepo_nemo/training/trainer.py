@@ -1,4 +1,4 @@
-"""The training loop: rollout -> old statistics -> group statistics -> updates."""
+"""The training loop: rollout -> group statistics -> old statistics -> updates."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,12 +12,17 @@ from tepo_nemo.objectives.advantage import group_advantages
 from tepo_nemo.objectives.contract import Mean, Objective
 from tepo_nemo.rollout.batch import ScoredBatch
 from tepo_nemo.training.balance import MicroBatchLimits
-from tepo_nemo.training.batch import TrainBatch, add_means
+from tepo_nemo.training.batch import MiniBatch, TrainBatch, add_means
 from tepo_nemo.training.collect import StepCollector, trained_lengths, whole_mini_batches
 from tepo_nemo.training.metrics import UPDATE_METRICS, padding_mean, rollout_metrics
 from tepo_nemo.training.minibatch import build_mini_batches
 from tepo_nemo.training.policy import Policy
-from tepo_nemo.training.statistics import with_minibatch_statistics, with_old_statistics
+from tepo_nemo.training.shaping import with_shaped_advantages
+from tepo_nemo.training.statistics import (
+    with_minibatch_statistics,
+    with_old_statistics,
+    with_reference_logprobs,
+)
 from tepo_nemo.training.timers import PhaseTimers
 
 
@@ -138,17 +143,16 @@ class Trainer:
 
     def _update_on(self, kept: ScoredBatch, advantages: Tensor) -> dict[str, float]:
         settings, policy = self._settings, self._policy
+        batch = TrainBatch(
+            prompt_tokens=[kept.rollouts.prompts[group].tokens for group in kept.rollouts.groups.tolist()],
+            response_tokens=kept.rollouts.generation.tokens,
+            response_lengths=trained_lengths(kept),
+            groups=kept.rollouts.groups,
+            advantages=advantages,
+            sampled_logprobs=kept.rollouts.generation.logprobs,
+        )
         mini_batches = build_mini_batches(
-            TrainBatch(
-                prompt_tokens=[
-                    kept.rollouts.prompts[group].tokens for group in kept.rollouts.groups.tolist()
-                ],
-                response_tokens=kept.rollouts.generation.tokens,
-                response_lengths=trained_lengths(kept),
-                groups=kept.rollouts.groups,
-                advantages=advantages,
-                sampled_logprobs=kept.rollouts.generation.logprobs,
-            ),
+            batch,
             responses_per_update=settings.responses_per_update,
             limits=MicroBatchLimits(
                 settings.micro_batch_size,
@@ -162,8 +166,7 @@ class Trainer:
             max_response_length=settings.max_response_length,
         )
         policy.prepare_for_training()
-        with self._timers.phase("old_stats"):
-            mini_batches = with_old_statistics(policy, mini_batches)
+        mini_batches = self._measure(mini_batches, batch, kept.rewards)
         means = padding_mean(mini_batches)
         grad_norms, trained_tokens = [], 0
         for mini_batch in mini_batches:
@@ -188,6 +191,19 @@ class Trainer:
             "update/skipped": settings.updates_per_rollout - len(grad_norms),
             "tokens/trained": trained_tokens,
         }
+
+    def _measure(self, mini_batches: list[MiniBatch], batch: TrainBatch, rewards: Tensor) -> list[MiniBatch]:
+        """What the updates need of the weights that made the rollout and of the reference, once a rollout."""
+        policy, objective = self._policy, self._objective
+        with self._timers.phase("old_stats"):
+            mini_batches = with_old_statistics(policy, mini_batches, first_too=objective.shapes_advantages)
+        if objective.needs_reference:
+            with self._timers.phase("reference"):
+                mini_batches = with_reference_logprobs(policy, mini_batches)
+        if objective.shapes_advantages:
+            with self._timers.phase("old_stats"):
+                mini_batches = with_shaped_advantages(policy, objective, mini_batches, batch, rewards)
+        return mini_batches
 
     def _learning_rate(self) -> float:
         warmup = self._settings.warmup_steps

@@ -34,11 +34,6 @@ def test_a_wrong_method_option_or_reward_is_refused(override, said):
         check_run(load_config([override]))
 
 
-def test_a_kl_to_a_reference_policy_is_refused_until_it_is_built():
-    with pytest.raises(UserError, match=r"set algorithm.kl_coefficient=0"):
-        check_run(load_config(["algorithm=grpo", "algorithm.kl_coefficient=0.04"]))
-
-
 def test_a_broken_prompt_set_is_refused(folder):
     (folder / "toy" / "train.jsonl").write_text("")
     with pytest.raises(UserError, match=r"train.jsonl: has no prompts"):

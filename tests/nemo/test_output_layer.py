@@ -39,7 +39,7 @@ def rows_of_the_product(
         for chunk in host.actor.get_model_module_list():
             if chunk.post_process:
                 patch.setattr(chunk.output_layer, "forward", None)  # logits of all positions
-        mini_batches = with_old_statistics(policy, mini_batches)
+        mini_batches = with_old_statistics(policy, mini_batches, first_too=False)
         old, seen[:] = list(seen), []
         policy.prepare_for_training_step()
         policy.get_loss_and_metrics(mini_batches[0], forward_only=False)

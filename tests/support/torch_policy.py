@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from tepo_nemo.objectives.contract import Mean, Objective, TokenBatch
-from tepo_nemo.parallel.data import sum_over_ranks
+from tepo_nemo.parallel.data import gather_ragged_rows, sum_over_ranks
 from tepo_nemo.parallel.vocab import vocab_parallel_logprob_entropy
 from tepo_nemo.rollout.protocol import Generation, GenerationRequest
 from tepo_nemo.rollout.sampling import row_keys, sample_tokens
@@ -93,6 +93,7 @@ class TorchPolicy:
         self.learning_rates: list[float] = []
         self.saved: list[Path] = []
         self._phase = "idle"
+        self.reference = deepcopy(self.model) if objective.needs_reference else None
 
     def _turn(self, before: str, after: str) -> None:
         assert self._phase == before, f"{before} -> {after} while in {self._phase}"
@@ -156,6 +157,14 @@ class TorchPolicy:
         assert self._phase == "training"
         return [[self._statistics(micro, False) for micro in mini.micro_batches] for mini in mini_batches]
 
+    @torch.no_grad()
+    def get_reference_logprobs(self, mini_batches: Sequence[MiniBatch]) -> list[list[Tensor]]:
+        assert self._phase == "training"
+        return [
+            [self._statistics(micro, False, self.reference).logprobs for micro in mini.micro_batches]
+            for mini in mini_batches
+        ]
+
     def prepare_for_training_step(self) -> None:
         self._turn("training", "update")
         self.optimizer.zero_grad()
@@ -175,6 +184,7 @@ class TorchPolicy:
                     advantages=micro.advantages,
                     mask=micro.mask,
                     group_tokens=micro.group_tokens,
+                    reference_logprobs=micro.reference_logprobs,
                 ),
                 batch.totals,
             )
@@ -202,10 +212,12 @@ class TorchPolicy:
     def finish_training(self) -> None:
         self._turn("training", "idle")
 
-    def _statistics(self, micro: MicroBatch, entropy_requires_grad: bool) -> TokenStatistics:
+    def _statistics(
+        self, micro: MicroBatch, entropy_requires_grad: bool, model: TinyLM | None = None
+    ) -> TokenStatistics:
         return TokenStatistics(
             *vocab_parallel_logprob_entropy(
-                self.model(micro.inputs),
+                (model or self.model)(micro.inputs),
                 micro.targets,
                 None,
                 temperature=self.temperature,
@@ -221,6 +233,9 @@ class TorchPolicy:
         numerators = sum_over_ranks({name: mean.numerator for name, mean in metrics.items()}, self.group)
         denominators = sum_over_ranks({name: mean.denominator for name, mean in metrics.items()}, self.group)
         return {name: float(numerators[name] / denominators[name]) for name in metrics}  # 0 / 0 is NaN
+
+    def gather_rows(self, rows: Tensor) -> Tensor:
+        return gather_ragged_rows(rows, self.group)
 
     def broadcast_from_main(self, value: Any) -> Any:
         if self.group is None:

@@ -136,7 +136,9 @@ def _mini_batches(
         responses_per_update=responses_per_update,
         micro_batch_size=asked.micro_batch_size,
     )
-    return with_old_statistics(policy, mini_batches) if asked.old is None else mini_batches
+    if asked.old is not None:
+        return mini_batches
+    return with_old_statistics(policy, mini_batches, first_too=False)
 
 
 def _take(

@@ -124,6 +124,7 @@ CASES = {
     "group-token-mean": dict(objective=dict(preset="tepo", aggregation="group-token-mean")),
     "seq-mean-token-mean": dict(objective=dict(preset="tepo", aggregation="seq-mean-token-mean")),
     "entropy bonus": dict(objective=dict(preset="tepo", entropy_bonus=0.1)),
+    "reference policy": dict(objective=dict(preset="grpo", kl_coefficient=BETA)),
     "covariance": dict(
         objective=dict(preset="tepo", entropy_drop="covariance", kl_coefficient=BETA), learning_rate=1.0
     ),

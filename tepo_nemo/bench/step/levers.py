@@ -28,8 +28,9 @@ from tepo_nemo.rollout.batch import RolloutBatch, ScoredBatch, concatenate_score
 from tepo_nemo.rollout.scoring import Grader
 from tepo_nemo.training import minibatch, trainer
 from tepo_nemo.training.balance import MicroBatchLimits
-from tepo_nemo.training.batch import MiniBatch, TokenStatistics
+from tepo_nemo.training.batch import MiniBatch
 from tepo_nemo.training.policy import Policy
+from tepo_nemo.training.statistics import with_old_statistics
 
 GRADING_S = 0.005
 _PLAIN_MICRO_BATCH = 8  # responses
@@ -83,16 +84,10 @@ def in_order_of_arrival() -> Iterator[None]:
 def statistics_of_all() -> Iterator[None]:
     """A forward-only pass over every mini-batch, the first one included."""
 
-    def with_old_statistics(policy: Policy, mini_batches: Sequence[MiniBatch]) -> list[MiniBatch]:
-        statistics = policy.get_token_statistics(mini_batches)
+    def of_all(policy: Policy, mini_batches: Sequence[MiniBatch], *, first_too: bool) -> list[MiniBatch]:
+        return with_old_statistics(policy, mini_batches, first_too=True)
 
-        def with_old(mini: MiniBatch, olds: Sequence[TokenStatistics]) -> MiniBatch:
-            pairs = zip(mini.micro_batches, olds, strict=True)
-            return replace(mini, micro_batches=[micro.with_old(old) for micro, old in pairs])
-
-        return list(map(with_old, mini_batches, statistics))
-
-    with mock.patch.object(trainer, "with_old_statistics", with_old_statistics):
+    with mock.patch.object(trainer, "with_old_statistics", of_all):
         yield
 
 
