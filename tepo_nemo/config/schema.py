@@ -17,6 +17,8 @@ class AlgorithmConfig(Section, extra="allow"):
     """A method of tepo_nemo.objectives, or the dotted path of your own Objective class."""
     advantage: Literal["group", "mean", "rloo", "gpg", "gpg_nonzero"]
     """How rewards become advantages."""
+    overlong_fraction: Annotated[float, Field(ge=0, le=1)]
+    """Responses in this last share of max_response_length lose up to 1 of the reward that advantages see."""
     dynamic_sampling: bool
     """Drop groups whose rewards are all equal and sample further prompts in their place."""
     max_generation_batches: Count

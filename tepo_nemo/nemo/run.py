@@ -190,6 +190,7 @@ def make_trainer(
         sequence_packing=config.trainer.sequence_packing,
         max_response_length=config.rollout.max_response_length,
         advantage=config.algorithm.advantage,
+        overlong_fraction=config.algorithm.overlong_fraction,
         learning_rate=config.trainer.optimizer.learning_rate,
         warmup_steps=config.trainer.warmup_steps,
         save_interval=config.trainer.save_interval,

@@ -5,7 +5,12 @@ registered `Objective` subclass, its preset in `configs/algorithm/` and its test
 package works too, by its dotted path.
 """
 
-from tepo_nemo.objectives.advantage import AdvantageEstimator, group_advantages, zero_spread_fraction
+from tepo_nemo.objectives.advantage import (
+    AdvantageEstimator,
+    group_advantages,
+    overlong_penalty,
+    zero_spread_fraction,
+)
 from tepo_nemo.objectives.contract import (
     Mean,
     MinibatchStatistics,
@@ -29,6 +34,7 @@ __all__ = [
     "build",
     "group_advantages",
     "known",
+    "overlong_penalty",
     "register",
     "zero_spread_fraction",
 ]

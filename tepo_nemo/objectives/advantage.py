@@ -57,6 +57,22 @@ def group_advantages(
     return advantages.to(torch.float32)
 
 
+def overlong_penalty(lengths: Tensor, max_response_length: int, fraction: float) -> Tensor:
+    """What DAPO adds to the rewards of long responses (arXiv 2503.14476), [R] float64 from -1 to 0.
+
+        min( -(|o| - (L_max - L_cache)) / L_cache, 0 ),   L_cache = fraction * L_max
+
+    Args:
+        lengths: |o|, [R] tokens.
+        max_response_length: L_max, in tokens.
+        fraction: from 0, which leaves every reward alone, to 1.
+    """
+    if fraction == 0:
+        return torch.zeros_like(lengths, dtype=torch.float64)
+    over = (lengths.to(torch.float64) - max_response_length) / (fraction * max_response_length) + 1
+    return -over.clamp(min=0)
+
+
 def zero_spread_fraction(rewards: Tensor, group_ids: Tensor, valid: Tensor) -> Tensor:
     """Share of groups that teach nothing (0-d float32): their valid rewards are all equal, or fewer than two.
 

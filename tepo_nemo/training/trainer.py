@@ -8,7 +8,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from tepo_nemo.objectives.advantage import group_advantages
+from tepo_nemo.objectives.advantage import group_advantages, overlong_penalty
 from tepo_nemo.objectives.contract import Mean, Objective
 from tepo_nemo.rollout.batch import ScoredBatch
 from tepo_nemo.training.balance import MicroBatchLimits
@@ -39,6 +39,7 @@ class TrainerSettings:
     sequence_packing: bool
     max_response_length: int
     advantage: str
+    overlong_fraction: float
     learning_rate: float
     warmup_steps: int
     save_interval: int
@@ -133,13 +134,18 @@ class Trainer:
             kept = whole_mini_batches(
                 collected.kept, self._settings.prompts_per_step // self._settings.updates_per_rollout
             )
-            advantages = group_advantages(
-                kept.rewards, kept.rollouts.groups, kept.valid, self._settings.advantage
-            )
+            advantages = self._advantages(kept)
             metrics |= self._update_on(kept, advantages)
         else:
             metrics |= {"update/skipped": self._settings.updates_per_rollout, "tokens/trained": 0}
         return metrics | self._timers.take(), kept, advantages
+
+    def _advantages(self, kept: ScoredBatch) -> Tensor:
+        settings = self._settings
+        penalty = overlong_penalty(
+            kept.rollouts.generation.lengths, settings.max_response_length, settings.overlong_fraction
+        )
+        return group_advantages(kept.rewards + penalty, kept.rollouts.groups, kept.valid, settings.advantage)
 
     def _update_on(self, kept: ScoredBatch, advantages: Tensor) -> dict[str, float]:
         settings, policy = self._settings, self._policy

@@ -4,6 +4,7 @@ import pytest
 from support.toy_files import make_toy_files
 
 from tepo_nemo.config.load import load_config
+from tepo_nemo.config.presets import choices
 from tepo_nemo.errors import UserError
 from tepo_nemo.launch.preflight import check_run
 
@@ -15,7 +16,7 @@ def folder(tmp_path, monkeypatch):
     return tmp_path
 
 
-@pytest.mark.parametrize("algorithm", ["tepo", "tepo_no_kl", "grpo", "grpo_dapo"])
+@pytest.mark.parametrize("algorithm", choices()["algorithm"])
 def test_every_shipped_method_passes(algorithm):
     check_run(load_config([f"algorithm={algorithm}"]))
 

@@ -9,10 +9,17 @@ import torch
 import yaml
 from hypothesis import strategies as st
 
-from tepo_nemo.objectives import MinibatchStatistics, MinibatchTotals, Objective, TokenBatch, build
+from tepo_nemo.objectives import (
+    MinibatchStatistics,
+    MinibatchTotals,
+    Objective,
+    RolloutTokens,
+    TokenBatch,
+    build,
+)
 
 PRESETS = Path(__file__).parents[2] / "configs" / "algorithm"
-SHARED_KEYS = {"name", "advantage", "dynamic_sampling", "max_generation_batches"}
+SHARED_KEYS = {"name", "advantage", "overlong_fraction", "dynamic_sampling", "max_generation_batches"}
 AGGREGATIONS = [
     "token-mean",
     "group-token-mean",
@@ -181,6 +188,20 @@ def run(
             numerator, denominator = metrics.get(name, (0.0, 0.0))
             metrics[name] = (numerator + mean.numerator.item(), denominator + mean.denominator.item())
     return Result(loss, *(np.concatenate(parts) for parts in zip(*gradients, strict=True)), metrics)
+
+
+def run_shaped(objective: Objective, case: Case) -> Result:
+    """The mini-batch taken as a whole rollout: a response's advantage is that of its first trained token."""
+    if not objective.shapes_advantages:
+        return run(objective, case)
+    first = case.mask.argmax(1)
+    advantages = np.where(case.mask.any(1), case.advantages[np.arange(len(first)), first], 0)
+    rollout = RolloutTokens(
+        *map(torch.tensor, (case.old_logprobs, case.old_entropy, advantages, advantages > 0, case.groups)),
+        mask=torch.tensor(case.mask),
+        reference_logprobs=torch.tensor(case.reference_logprobs),
+    )
+    return run(objective, replace(case, advantages=objective.shape_advantages(rollout).numpy()))
 
 
 def assert_same(actual: Result, expected: Result, tolerance: float = 1e-10) -> None:

@@ -1,12 +1,15 @@
-"""DAPO: GRPO with a higher upper clip and the mean over tokens."""
+"""DAPO: GRPO with a higher upper clip and the mean over tokens, and its rewards of long responses."""
 
 import math
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from objectives.cases import Case, assert_same, build_preset, cases, preset, run
 from objectives.reference import reference
+
+from tepo_nemo.objectives import overlong_penalty
 
 
 @settings(max_examples=30, deadline=None, derandomize=True)
@@ -32,3 +35,21 @@ def test_the_clip_on_either_side(advantage, ratio, kept):
     result = run(build_preset("dapo"), case)
     assert result.loss == pytest.approx(-advantage * kept, rel=1e-12)
     assert result.logprob_gradient.item() == pytest.approx(-advantage * ratio * (kept == ratio), rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("longest", "fraction", "expected"),
+    [
+        # The paper's 20480 with a cache of 4096.
+        (20480, 0.2, {1: 0, 16384: 0, 16385: -1 / 4096, 17408: -0.25, 18432: -0.5, 20480: -1}),
+        (8, 0.25, {1: 0, 6: 0, 7: -0.5, 8: -1}),
+        (8, 0.2, {6: 0, 7: -0.375, 8: -1}),  # a cache of 1.6 tokens
+        (10, 1.0, {0: 0, 1: -0.1, 5: -0.5, 10: -1}),
+        (10, 0.0, {0: 0, 9: 0, 10: 0}),
+    ],
+)
+def test_what_long_responses_lose_by_hand(longest, fraction, expected):
+    penalty = overlong_penalty(torch.tensor(list(expected)), longest, fraction)
+    assert penalty.dtype == torch.float64
+    assert penalty.tolist() == pytest.approx(list(expected.values()), abs=1e-12)
+    assert penalty[-1] in (0, -1)  # exactly

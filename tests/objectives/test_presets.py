@@ -5,7 +5,7 @@ import typing
 import numpy as np
 import pytest
 import yaml
-from objectives.cases import AGGREGATIONS, PRESETS, SHARED_KEYS, Case, make_case, preset, run
+from objectives.cases import AGGREGATIONS, PRESETS, SHARED_KEYS, Case, make_case, preset, run_shaped
 
 from tepo_nemo.objectives import AdvantageEstimator, build, known
 
@@ -15,7 +15,7 @@ FILES = {path.stem: yaml.safe_load(path.read_text()) for path in sorted(PRESETS.
 def test_the_presets_of_this_package_are_there():
     assert {
         "tepo", "tepo_no_kl", "grpo", "grpo_dapo", "dapo", "dr_grpo", "gspo", "gspo_token", "entropy_term",
-        "gpg", "mpo",
+        "gpg", "mpo", "erpo", "ep_grpo",
     } <= set(FILES)  # fmt: skip
 
 
@@ -26,6 +26,7 @@ def test_a_preset_builds_and_states_every_option(name):
     assert values["name"] in known()
     assert values["advantage"] in typing.get_args(AdvantageEstimator)
     assert isinstance(values["dynamic_sampling"], bool) and values["max_generation_batches"] == 10
+    assert values["overlong_fraction"] == (0.2 if name == "dapo" else 0.0)
     objective = build(values["name"], preset(name))
     assert objective.model_dump() == preset(name)
 
@@ -117,6 +118,20 @@ OTHERS = {
     ("mpo", "clip_low"): [0.0, 0.5, float("inf")],
     ("mpo", "clip_high"): [0.0, 0.5, float("inf")],
     ("mpo", "aggregation"): [name for name in AGGREGATIONS if name != "token-mean"],
+} | {
+    (method, option): values
+    for method in ("erpo", "ep_grpo")
+    for option, values in {
+        "process_scale": [0.0, 1e-6],  # its scale cancels but for the 1e-6 beside the standard deviation
+        "gate_sharpness": [0.0, 3.0],
+        "buckets": [1, 3],
+        "process_std": [0.0, 0.5],
+        "process_weight": [0.0, 1.0],
+        "clip_low": [0.0, 0.5, float("inf")],
+        "clip_high": [0.0, 0.5, float("inf")],
+        "dual_clip": [1.5],
+        "aggregation": [name for name in AGGREGATIONS if name != "token-mean"],
+    }.items()
 }
 
 
@@ -143,8 +158,8 @@ def test_every_option_is_live(name, option, value):
     """Faults 35: an option that is accepted and has no effect."""
     # GRPO's KL is off in its preset, and its estimator matters where it is on.
     options = preset(name) | ({"kl_coefficient": 0.04} if name == "grpo" else {})
-    before = run(build(name, options), lively_case())
-    after = run(build(name, options | {option: value}), lively_case())
+    before = run_shaped(build(name, options), lively_case())
+    after = run_shaped(build(name, options | {option: value}), lively_case())
     assert (
         not np.isclose(after.loss, before.loss, rtol=1e-9)
         or not np.allclose(after.logprob_gradient, before.logprob_gradient, rtol=1e-9, atol=1e-12)

@@ -24,7 +24,7 @@ from tepo_nemo.training.collect import StepCollector
 from tepo_nemo.training.timers import PhaseTimers
 from tepo_nemo.training.trainer import Trainer, TrainerSettings
 
-SHARED_KEYS = {"name", "advantage", "dynamic_sampling", "max_generation_batches"}
+SHARED_KEYS = {"name", "advantage", "overlong_fraction", "dynamic_sampling", "max_generation_batches"}
 # Of different lengths; the gold letter is what a good response holds.
 PROMPTS = [
     TokenizedPrompt(Prompt(f"p{number}", spell(tokens), gold), tokens)
@@ -126,6 +126,7 @@ def make_run(
         sequence_packing=False,
         max_response_length=5,
         advantage="group",
+        overlong_fraction=0.0,
         learning_rate=0.5,
         warmup_steps=0,
         save_interval=0,

@@ -125,6 +125,9 @@ CASES = {
     "seq-mean-token-mean": dict(objective=dict(preset="tepo", aggregation="seq-mean-token-mean")),
     "entropy bonus": dict(objective=dict(preset="tepo", entropy_bonus=0.1)),
     "reference policy": dict(objective=dict(preset="grpo", kl_coefficient=BETA)),
+    "erpo": dict(objective=dict(preset="erpo")),
+    "ep_grpo": dict(objective=dict(preset="ep_grpo"), reward=one_prompt),
+    "overlong": dict(objective=dict(preset="dapo"), overlong_fraction=0.4),
     "covariance": dict(
         objective=dict(preset="tepo", entropy_drop="covariance", kl_coefficient=BETA), learning_rate=1.0
     ),
