@@ -160,6 +160,8 @@ def loss_cases(toy: ToyFolder, layout: Layout, given: Given) -> dict[str, Case]:
         "entropy bonus": Case(batch, old, toy.config("algorithm.entropy_bonus=0.01").algorithm),
         "covariance": Case(batch, old, toy.config("algorithm.entropy_drop=covariance").algorithm),
         "grpo_dapo": Case(batch, old, toy.config("algorithm=grpo_dapo").algorithm),
+        "erpo": Case(batch, old, toy.config("algorithm=erpo").algorithm),
+        "ep_grpo": Case(batch, old, toy.config("algorithm=ep_grpo").algorithm),
         "at the old weights": Case(batch, None, tepo),
         # A step that is not full: the second data-parallel rank has one response and three that are padding.
         "five of eight": Case(five, five_old, tepo, micro_batch_size=2, responses_per_update=8),

@@ -110,7 +110,7 @@ def perform(rank: int, world_size: int, jobs: Sequence[Job]) -> list[Report]:
 
 def take_case(host: "Host", policy: "MegatronPolicy", case: Case) -> Taken:
     """Forward and backward, as the trainer does it."""
-    mini_batch = _mini_batches(policy, case, case.responses_per_update)[0]
+    mini_batch = _mini_batches(policy, case, case.responses_per_update, case.algorithm)[0]
     lengths: list[int] = []
     layer = host.actor.get_model_module_list()[0].decoder.layers[0]
     hook = layer.register_forward_pre_hook(
@@ -125,10 +125,13 @@ def take_case(host: "Host", policy: "MegatronPolicy", case: Case) -> Taken:
 
 
 def _mini_batches(
-    policy: "MegatronPolicy", asked: Case | Updates, responses_per_update: int
+    policy: "MegatronPolicy", asked: Case | Updates, responses_per_update: int, algorithm: AlgorithmConfig
 ) -> list[MiniBatch]:
-    from tepo_nemo.training.statistics import with_old_statistics
+    """With all that the trainer attaches once a rollout; the reference policy is the weights of now."""
+    from tepo_nemo.training.shaping import with_shaped_advantages
+    from tepo_nemo.training.statistics import with_old_statistics, with_reference_logprobs
 
+    objective = build_objective(algorithm)
     mini_batches = mini_batches_of(
         policy,
         asked.batch,
@@ -136,9 +139,15 @@ def _mini_batches(
         responses_per_update=responses_per_update,
         micro_batch_size=asked.micro_batch_size,
     )
-    if asked.old is not None:
-        return mini_batches
-    return with_old_statistics(policy, mini_batches, first_too=False)
+    if asked.old is None:
+        mini_batches = with_old_statistics(policy, mini_batches, first_too=objective.shapes_advantages)
+    if objective.needs_reference:
+        policy.keep_reference()
+        mini_batches = with_reference_logprobs(policy, mini_batches)
+    if objective.shapes_advantages:
+        rewards = (asked.batch.advantages > 0).double()
+        mini_batches = with_shaped_advantages(policy, objective, mini_batches, asked.batch, rewards)
+    return mini_batches
 
 
 def _take(
@@ -160,9 +169,10 @@ def _take(
 
 def _update(host: "Host", policy: "MegatronPolicy", job: Job, report: Report) -> None:
     report.before = own_weights(host)
-    for mini_batch in _mini_batches(policy, job.updates, RESPONSES_PER_UPDATE):
+    algorithm = job.config.algorithm
+    for mini_batch in _mini_batches(policy, job.updates, RESPONSES_PER_UPDATE, algorithm):
         report.statistics.append(to_rows([mini_batch], policy.get_token_statistics([mini_batch])))
-        report.metrics.append(_take(host, policy, mini_batch, job.config.algorithm))
+        report.metrics.append(_take(host, policy, mini_batch, algorithm))
         result = policy.optimizer_step(job.config.trainer.optimizer.learning_rate)
         assert not result.skipped
         report.grad_norms.append(result.grad_norm)
