@@ -27,7 +27,7 @@ from torch import Tensor
 from tepo_nemo.nemo.model_inputs import packed_inputs, padded_inputs
 from tepo_nemo.nemo.output_layer import hidden_states_as_output, response_logprobs_and_entropy
 from tepo_nemo.nemo.sequence_parallelism import set_sequence_parallelism
-from tepo_nemo.objectives.contract import Mean, MinibatchTotals, Objective, TokenBatch
+from tepo_nemo.objectives.contract import Mean, MinibatchTotals, Objective
 from tepo_nemo.parallel.pipeline import broadcast_from_last_stage
 from tepo_nemo.rollout.protocol import Generation, GenerationRequest, RolloutBackend
 from tepo_nemo.training.batch import MicroBatch, MiniBatch, TokenStatistics, add_means
@@ -172,27 +172,12 @@ class MegatronGPTTEPOActorModel(MegatronGPTModel, AlignableGenerativeInterface):
         micro_batch, places, hidden = self._forward(data_iterator, model)
 
         def loss_func(hidden: Tensor) -> tuple[Tensor, tuple[Tensor, dict[str, Mean]]]:
-            logprobs, entropy = map(
-                micro_batch.spread,
-                self._logprobs_and_entropy(
-                    hidden, micro_batch, places, entropy_requires_grad=self.objective.needs_entropy_gradient
-                ),
+            values = self._logprobs_and_entropy(
+                hidden, micro_batch, places, entropy_requires_grad=self.objective.needs_entropy_gradient
             )
-            old = micro_batch.old or TokenStatistics(logprobs.detach(), entropy.detach())
-            output = self.objective(
-                TokenBatch(
-                    logprobs=logprobs,
-                    entropy=entropy,
-                    old_logprobs=old.logprobs,
-                    old_entropy=old.entropy,
-                    advantages=micro_batch.advantages,
-                    mask=micro_batch.mask,
-                    group_tokens=micro_batch.group_tokens,
-                    reference_logprobs=micro_batch.reference_logprobs,
-                ),
-                totals,
-            )
-            metrics = output.metrics | logprob_gap(micro_batch, old)
+            tokens = micro_batch.token_batch(TokenStatistics(*map(micro_batch.spread, values)))
+            output = self.objective(tokens, totals)
+            metrics = output.metrics | logprob_gap(micro_batch, tokens.old_logprobs)
             return output.loss * scale, (output.loss.detach(), metrics)
 
         return hidden, loss_func

@@ -181,6 +181,7 @@ def make_trainer(
     """The trainer of a configuration."""
     timers = PhaseTimers(torch.cuda.synchronize)
     settings = TrainerSettings(
+        seed=config.seed,
         max_steps=config.trainer.max_steps,
         prompts_per_step=config.rollout.prompts_per_step,
         responses_per_prompt=config.rollout.responses_per_prompt,

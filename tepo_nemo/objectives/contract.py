@@ -36,6 +36,8 @@ class TokenBatch:
     """[S] trained tokens of the response's whole group inside the mini-batch."""
     reference_logprobs: Tensor | None = None
     """[S, T] log-probability under the frozen reference; only where the objective `needs_reference`."""
+    selected: Tensor | None = None
+    """[S, T] bool, the mini-batch's tokens that are selected; only where the objective `needs_selection`."""
 
     def __post_init__(self) -> None:
         assert self.mask.dtype == torch.bool and self.mask.dim() == 2, "mask must be a [S, T] bool tensor"
@@ -44,6 +46,10 @@ class TokenBatch:
         self._zero_masked("old_logprobs", "old_entropy", "advantages", detach=True)
         if self.reference_logprobs is not None:
             self._zero_masked("reference_logprobs", detach=True)
+        if self.selected is not None:
+            assert self.selected.dtype == torch.bool and self.selected.shape == self.mask.shape, (
+                "selected must be a bool tensor of the mask's shape"
+            )
 
     def _zero_masked(self, *names: str, detach: bool = False) -> None:
         for name in names:
@@ -125,6 +131,11 @@ class Objective(BaseModel, ABC):
     @property
     def needs_minibatch_statistics(self) -> bool:
         """Whether `MinibatchTotals.statistics` must be given: a forward-only pass before each update."""
+        return self.needs_selection
+
+    @property
+    def needs_selection(self) -> bool:
+        """Whether `TokenBatch.selected` must be given: the same pass, and the two functions below."""
         return False
 
     @property
@@ -138,6 +149,19 @@ class Objective(BaseModel, ABC):
 
         Called once a rollout, before its first update, and on the host. Only where `shapes_advantages`.
         """
+        raise NotImplementedError
+
+    def selection_scores(self, tokens: TokenBatch, statistics: MinibatchStatistics, draws: Tensor) -> Tensor:
+        """How eligible each token is under the weights before the update, [S, T]; -inf where it is not.
+
+        Args:
+            draws: [S, T] uniform in [0, 1), independent of each other; a function of the seed, the step, the
+                response and the position of the token.
+        """
+        raise NotImplementedError
+
+    def selection_count(self, tokens: int) -> int:
+        """How many of the mini-batch's valid tokens are selected: those of the highest scores."""
         raise NotImplementedError
 
     @abstractmethod

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from tepo_nemo.objectives.contract import MinibatchStatistics, TokenBatch
+from tepo_nemo.objectives.covariance import token_covariance
 
 KLMask = Literal["tepo", "all", "none"]
 EntropyDrop = Literal["entropy", "surprisal", "covariance"]
@@ -47,6 +48,4 @@ def entropy_drop_score(
             return tokens.logprobs - tokens.old_logprobs
         case "covariance":
             assert statistics is not None, "entropy_drop=covariance needs the mini-batch statistics"
-            return (tokens.advantages - statistics.advantage_mean) * (
-                tokens.logprobs - statistics.logprob_mean
-            )
+            return token_covariance(tokens, statistics)

@@ -15,8 +15,9 @@
 
 What the clip cuts: with the PPO surrogate A > 0 and ratio > 1 + clip_high, A < 0 and ratio < 1 - clip_low,
 and with a dual clip c also A < 0 and ratio > c; with the printed surrogate A != 0 and ratio > 1 + clip_high.
-A ratio on the edge is not cut, nor a token with A = 0, which has no gradient to lose. Where no token is in
-the KL mask, `kl/masked_mean` is 0 / 0: there is nothing to average.
+A ratio on the edge is not cut, nor a token with A = 0, which has no gradient to lose. What Clip-Cov selects
+is cut, too; what KL-Cov selects is its KL mask. Where no token is in the KL mask, `kl/masked_mean` is 0 / 0:
+there is nothing to average.
 
 What a method does not have is measured all the same: without a ratio the token ratio, without an estimator
 k3; and without a clip or a KL mask nothing is cut or masked.

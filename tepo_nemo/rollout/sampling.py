@@ -30,7 +30,7 @@ def prompt_key(prompt_id: str) -> int:
 
 
 def stream_seed(seed: int, purpose: str, step: int) -> int:
-    """A 63-bit seed for one purpose ("rollout", "evaluation/NAME") at one step of a run."""
+    """A 63-bit seed for one purpose ("rollout", "selection", "evaluation/NAME") at one step of a run."""
     return prompt_key(f"{seed}/{purpose}/{step}")
 
 
@@ -75,6 +75,12 @@ def log_exponential_noise(keys: Tensor, positions: Tensor, token_ids: Tensor) ->
     # The winner has a small E, so the uniform variable must be exact near 0: -log1p(-u), never -log(u).
     uniform = (bits.float() + 0.5) * 2.0**-32
     return (-torch.log1p(-uniform)).log()
+
+
+def uniform_draws(keys: Tensor, positions: Tensor) -> Tensor:
+    """Uniform numbers in [0, 1), float64 [N, T], of keys int64 [N] (`row_keys`) and positions int64 [T]."""
+    bits = mix64(keys[:, None] + positions * _signed(_GOLDEN))
+    return _shift_right(bits, 11).double() * 2.0**-53
 
 
 def sample_tokens(

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from tepo_nemo.objectives.contract import Mean, MinibatchTotals
+from tepo_nemo.objectives.contract import Mean, MinibatchTotals, TokenBatch
 
 
 @dataclass(frozen=True)
@@ -56,10 +56,26 @@ class MicroBatch:
     sampled_logprobs: Tensor | None = None  # [S, L] fp32, the sampler's own
     old: TokenStatistics | None = None  # None: the current weights are the old ones
     reference_logprobs: Tensor | None = None  # [S, L] fp32, under the frozen reference policy
+    selected: Tensor | None = None  # [S, L] bool, only where the objective `needs_selection`
 
     def with_old(self, old: TokenStatistics) -> "MicroBatch":
         """The same micro-batch with the statistics of the weights that made the rollout."""
         return replace(self, old=old)
+
+    def token_batch(self, current: TokenStatistics) -> TokenBatch:
+        """What an objective is given, on the device of `current`."""
+        old = self.old or current
+        return TokenBatch(
+            logprobs=current.logprobs,
+            entropy=current.entropy,
+            old_logprobs=old.logprobs,
+            old_entropy=old.entropy,
+            advantages=self.advantages,
+            mask=self.mask,
+            group_tokens=self.group_tokens,
+            reference_logprobs=self.reference_logprobs,
+            selected=self.selected,
+        )
 
     def spread(self, values: Tensor) -> Tensor:
         """Values of the trained tokens, [n], at their places in [S, L]; 0 elsewhere."""
@@ -86,6 +102,7 @@ class MicroBatch:
             sampled_logprobs=move(self.sampled_logprobs),
             old=None if self.old is None else TokenStatistics(*map(move, self.old)),
             reference_logprobs=move(self.reference_logprobs),
+            selected=move(self.selected),
         )
 
 

@@ -3,10 +3,11 @@
 from collections.abc import Sequence
 
 import torch
+from torch import Tensor
 
 from tepo_nemo.objectives.advantage import zero_spread_fraction
 from tepo_nemo.objectives.contract import Mean
-from tepo_nemo.training.batch import MicroBatch, MiniBatch, TokenStatistics
+from tepo_nemo.training.batch import MicroBatch, MiniBatch
 from tepo_nemo.training.collect import CollectedStep
 
 # What the updates of a step are measured by; not a number in a step without any.
@@ -54,13 +55,13 @@ def padding_mean(mini_batches: Sequence[MiniBatch]) -> dict[str, Mean]:
     return {"tokens/padding_fraction": Mean(padding, positions)}
 
 
-def logprob_gap(micro_batch: MicroBatch, old: TokenStatistics) -> dict[str, Mean]:
+def logprob_gap(micro_batch: MicroBatch, old_logprobs: Tensor) -> dict[str, Mean]:
     """A micro-batch's share of `rollout/logprob_gap_mean`; nothing where nothing was sampled.
 
     The mean over trained tokens of the absolute difference between the sampler's log-prob and the trainer's
-    own under the same weights.
+    own under the same weights, `old_logprobs` [S, L].
     """
     if micro_batch.sampled_logprobs is None:
         return {}
-    gap = (old.logprobs - micro_batch.sampled_logprobs).abs().where(micro_batch.mask, 0)
+    gap = (old_logprobs - micro_batch.sampled_logprobs).abs().where(micro_batch.mask, 0)
     return {"rollout/logprob_gap_mean": Mean(gap.double().sum(), micro_batch.mask.sum().double())}

@@ -5,9 +5,10 @@ from dataclasses import replace
 
 import torch
 
-from tepo_nemo.objectives.contract import Mean, MinibatchStatistics
+from tepo_nemo.objectives.contract import Mean, MinibatchStatistics, Objective
 from tepo_nemo.training.batch import MiniBatch
 from tepo_nemo.training.policy import Policy
+from tepo_nemo.training.selection import with_selection
 
 
 def with_old_statistics(
@@ -53,10 +54,16 @@ def with_reference_logprobs(policy: Policy, mini_batches: Sequence[MiniBatch]) -
     ]
 
 
-def with_minibatch_statistics(policy: Policy, mini_batch: MiniBatch) -> MiniBatch:
-    """Attach means over the mini-batch's valid tokens, under the weights before its update.
+def with_minibatch_statistics(
+    policy: Policy, objective: Objective, mini_batch: MiniBatch, seed: int
+) -> MiniBatch:
+    """Attach means over the mini-batch's valid tokens, and the tokens that the objective selects among them.
 
-    Costs one forward-only pass over the mini-batch; only objectives that ask for it pay.
+    Both are taken under the weights before the update. Costs one forward-only pass over the mini-batch; only
+    objectives that ask for it pay.
+
+    Args:
+        seed: of the objective's draws at this step.
     """
     (statistics,) = policy.get_token_statistics([mini_batch])
     sums = {
@@ -69,7 +76,7 @@ def with_minibatch_statistics(policy: Policy, mini_batch: MiniBatch) -> MiniBatc
     # The tokens are counted already, so each rank carries its part of that count as denominator.
     tokens = torch.tensor(max(mini_batch.totals.tokens, 1) / policy.data_parallel_size, dtype=torch.float64)
     means = policy.reduce_metrics({name: Mean(value, tokens) for name, value in sums.items()})
-    return replace(
+    mini_batch = replace(
         mini_batch,
         totals=replace(
             mini_batch.totals,
@@ -78,3 +85,6 @@ def with_minibatch_statistics(policy: Policy, mini_batch: MiniBatch) -> MiniBatc
             ),
         ),
     )
+    if objective.needs_selection:
+        return with_selection(policy, objective, mini_batch, statistics, seed)
+    return mini_batch

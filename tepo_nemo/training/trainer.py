@@ -11,6 +11,7 @@ from torch import Tensor
 from tepo_nemo.objectives.advantage import group_advantages, overlong_penalty
 from tepo_nemo.objectives.contract import Mean, Objective
 from tepo_nemo.rollout.batch import ScoredBatch
+from tepo_nemo.rollout.sampling import stream_seed
 from tepo_nemo.training.balance import MicroBatchLimits
 from tepo_nemo.training.batch import MiniBatch, TrainBatch, add_means
 from tepo_nemo.training.collect import StepCollector, trained_lengths, whole_mini_batches
@@ -30,6 +31,7 @@ from tepo_nemo.training.timers import PhaseTimers
 class TrainerSettings:
     """The numbers of a run; responses are counted over all ranks."""
 
+    seed: int
     max_steps: int
     prompts_per_step: int
     responses_per_prompt: int
@@ -178,7 +180,12 @@ class Trainer:
         for mini_batch in mini_batches:
             if self._objective.needs_minibatch_statistics:
                 with self._timers.phase("old_stats"):
-                    mini_batch = with_minibatch_statistics(policy, mini_batch)
+                    mini_batch = with_minibatch_statistics(
+                        policy,
+                        self._objective,
+                        mini_batch,
+                        stream_seed(settings.seed, "selection", self.step),
+                    )
             with self._timers.phase("train"):
                 policy.prepare_for_training_step()
                 loss, update_means = policy.get_loss_and_metrics(mini_batch, forward_only=False)

@@ -6,7 +6,17 @@ from typing import NamedTuple
 
 import pytest
 import torch
-from support.layouts import BF16, CLIP, FP32, REFERENCE, SPREAD, Given, Outcome, assert_close
+from support.layouts import (
+    BF16,
+    CLIP,
+    FOR_SHORT_BATCHES,
+    FP32,
+    REFERENCE,
+    SPREAD,
+    Given,
+    Outcome,
+    assert_close,
+)
 from support.synthetic import RESPONSES_PER_UPDATE, Rows
 
 pytestmark = pytest.mark.timeout(300)  # the first test to need a layout waits for it
@@ -33,7 +43,7 @@ def expected_case(name: str) -> str:
 
 @every_layout
 def test_loss_and_gradients(run: Run, layout: str, tied: bool) -> None:
-    """Every loss, at every micro-batch size (faults 6, 7, 9, 24, 25)."""
+    """Every loss of every method, at micro-batch sizes of its own (faults 6, 7, 9, 24, 25)."""
     actual, expected = run(layout, tied)["sgd"], run(REFERENCE, tied)["sgd"]
     for name, loss in actual.losses.items():
         of_reference = expected_case(name)
@@ -189,14 +199,41 @@ def _margin(decisions: Sequence[Decision]) -> float:
 
 
 def _margin_of_other_methods(decisions: Sequence[Decision]) -> float:
-    """The same for GRPO's token ratios, and for covariance as the measure of a drop."""
+    """The same for the clips of token, response and window ratios, and for what covariances decide."""
     ratios = torch.cat([decision.log_ratios.exp() for decision in decisions])
+    windows = torch.tensor([ratio for decision in decisions for ratio in _window_ratios(decision.log_ratios)])
+    responses = torch.tensor([decision.ratio for decision in decisions])
+    covariance = _covariances(decisions)
+    interval = FOR_SHORT_BATCHES["clip_cov"]
+    thresholds = [
+        (ratios, (0.8, 1.2, 1.28, 2, 10)),  # GRPO, its kin and Clip-Cov
+        (windows, (0.8, 1.2)),  # MPO
+        (responses, (1 - 3e-4, 1 + 4e-4)),  # GSPO
+        (covariance, (0, interval["covariance_low"], interval["covariance_high"])),
+    ]
+    margins = [float((values - edge).abs().min()) for values, edges in thresholds for edge in edges]
+    # KL-Cov: the last covariance that is selected, and the first that is not.
+    last = int(FOR_SHORT_BATCHES["kl_cov"]["selected_fraction"] * len(covariance))
+    highest = covariance.sort(descending=True).values
+    return min(*margins, float(highest[last - 1] - highest[last]))
+
+
+def _covariances(decisions: Sequence[Decision]) -> torch.Tensor:
+    """(A - mean A)(logp - mean logp) of all tokens."""
     advantages = torch.cat([torch.full_like(decision.logprobs, decision.advantage) for decision in decisions])
     logprobs = torch.cat([decision.logprobs for decision in decisions])
-    covariance = (advantages - advantages.mean()) * (logprobs - logprobs.mean())
-    return min(
-        float(distance.abs().min()) for distance in (ratios - 0.8, ratios - 1.2, ratios - 10, covariance)
-    )
+    return (advantages - advantages.mean()) * (logprobs - logprobs.mean())
+
+
+def _window_ratios(log_ratios: torch.Tensor) -> list[float]:
+    """MPO's, with K = 5, b_2 = 0.06 and lambda = 0.8."""
+    weights = torch.tensor([1.0, *(0.06 * 0.8**k for k in range(4))], dtype=torch.float64)
+    weights[0] -= weights[1:].sum()
+    windows = [log_ratios[place : place + 5] for place in range(len(log_ratios))]
+    return [
+        float(((weights[: len(window)] * window).sum() / weights[: len(window)].sum()).exp())
+        for window in windows
+    ]
 
 
 def _assert_all_sides_occur(decisions: Sequence[Decision]) -> None:
@@ -210,5 +247,8 @@ def _assert_all_sides_occur(decisions: Sequence[Decision]) -> None:
     }
     assert sides == {(positive, side) for positive in (True, False) for side in ("above", "below", "between")}
     assert any(decision.advantage == 0 for decision in decisions)
+    covariance, of_clip = _covariances(decisions), FOR_SHORT_BATCHES["clip_cov"]
+    candidates = (covariance > of_clip["covariance_low"]) & (covariance < of_clip["covariance_high"])
+    assert candidates.sum() > int(of_clip["selected_fraction"] * len(covariance)) > 1
     drops = torch.cat([decision.drops for decision in decisions if decision.advantage > 0])
     assert (drops > 0).any() and (drops < 0).any()

@@ -18,7 +18,7 @@ both = pytest.mark.parametrize("tied", [False, True], ids=["untied", "tied"])
 TERMS = {
     "tepo, micro-batch 4": tepo_terms(),
     "entropy bonus": tepo_terms(entropy_bonus=0.01),
-    "grpo_dapo": grpo_terms(),
+    "algorithm=grpo_dapo": grpo_terms(),
     # The current weights are the old ones: no token loses entropy, and no ratio is clipped.
     "at the old weights": tepo_terms(kl_coefficient=0.0),
     "five of eight": tepo_terms(),

@@ -44,7 +44,7 @@ def build_preset(name: str, **options: Any) -> Objective:
 
 @dataclass(frozen=True)
 class Case:
-    """A mini-batch as float64 arrays [S, T]; masked cells hold junk."""
+    """A mini-batch as float64 arrays [S, T]; masked cells hold junk. The draws are 0 where none are given."""
 
     logprobs: np.ndarray
     old_logprobs: np.ndarray
@@ -54,6 +54,11 @@ class Case:
     advantages: np.ndarray
     mask: np.ndarray
     groups: np.ndarray  # [S]
+    draws: np.ndarray | None = None
+
+    def __post_init__(self) -> None:
+        if self.draws is None:
+            object.__setattr__(self, "draws", np.zeros(self.mask.shape))
 
     @property
     def valid(self) -> list[tuple[int, int]]:
@@ -88,6 +93,7 @@ def make_case(
         advantages=np.broadcast_to(advantages, shape).copy(),
         mask=rng.random(shape) < density,
         groups=rng.integers(0, 3, responses),
+        draws=rng.random(shape),
     )
     for name in ("logprobs", "old_logprobs", "reference_logprobs", "entropy", "old_entropy", "advantages"):
         junk = rng.choice([np.nan, np.inf, -np.inf, 1e30, 0.0], shape)
@@ -152,6 +158,23 @@ def token_batch(case: Case, whole: Case | None = None, dtype: torch.dtype = torc
     )
 
 
+def on_meta(batch: TokenBatch) -> TokenBatch:
+    """The same shapes without a value, every field given: reading one, or another device, would raise."""
+    fields = vars(batch) | {"selected": torch.zeros_like(batch.mask)}
+    return TokenBatch(**{name: value.to("meta") for name, value in fields.items()})
+
+
+def select(objective: Objective, case: Case, counts: MinibatchTotals) -> np.ndarray:
+    """What the objective selects, [S, T] bool, by its own scores; the rest is sorting in plain Python."""
+    scores = objective.selection_scores(token_batch(case), counts.statistics, torch.tensor(case.draws))
+    candidates = [cell for cell in case.valid if scores[cell] > -np.inf]
+    best = sorted(candidates, key=lambda cell: (-scores[cell].item(), cell))
+    selected = np.zeros(case.mask.shape, bool)
+    for cell in best[: objective.selection_count(counts.tokens)]:
+        selected[cell] = True
+    return selected
+
+
 @dataclass(frozen=True)
 class Result:
     loss: float
@@ -169,15 +192,21 @@ def run(
 ) -> Result:
     """Loss, gradients and metrics over the mini-batch, split over micro-batches of whole responses."""
     counts = totals(case, statistics=objective.needs_minibatch_statistics, dtype=dtype)
+    selected = select(objective, case, counts) if objective.needs_selection else None
     loss, gradients, metrics = 0.0, [], {}
-    for rows in np.array_split(np.arange(case.mask.shape[0]), parts):
-        part = case.rows(slice(rows[0], rows[-1] + 1) if len(rows) else slice(0, 0))
+    for numbers in np.array_split(np.arange(case.mask.shape[0]), parts):
+        rows = slice(numbers[0], numbers[-1] + 1) if len(numbers) else slice(0, 0)
+        part = case.rows(rows)
         leaves = [
             torch.tensor(values, dtype=dtype, requires_grad=True) for values in (part.logprobs, part.entropy)
         ]
-        output = objective(
-            replace(token_batch(part, case, dtype), logprobs=leaves[0], entropy=leaves[1]), counts
+        batch = replace(
+            token_batch(part, case, dtype),
+            logprobs=leaves[0],
+            entropy=leaves[1],
+            selected=None if selected is None else torch.tensor(selected[rows]),
         )
+        output = objective(batch, counts)
         output.loss.backward()
         loss += output.loss.item()
         gradients.append(

@@ -85,10 +85,17 @@ def token_weight(case: Case, i: int, aggregation: str) -> float:
     return 1 / responses / MAX_LENGTH
 
 
+def covariance(case: Case, cell: tuple[int, int]) -> float:
+    """(A - mean A)(logp - mean logp), the means over all trained tokens."""
+    valid = case.valid
+    mean_a = sum(case.advantages[other] for other in valid) / len(valid)
+    mean_logp = sum(case.logprobs[other] for other in valid) / len(valid)
+    return (case.advantages[cell] - mean_a) * (case.logprobs[cell] - mean_logp)
+
+
 def in_kl_mask(case: Case, cell: tuple[int, int], options: dict) -> bool:
     if options["kl_mask"] != "tepo":
         return options["kl_mask"] == "all"
-    valid = case.valid
     a, logp = case.advantages[cell], case.logprobs[cell]
     match options["entropy_drop"]:
         case "entropy":
@@ -96,9 +103,7 @@ def in_kl_mask(case: Case, cell: tuple[int, int], options: dict) -> bool:
         case "surprisal":
             drops = -(logp - case.old_logprobs[cell]) < -options["entropy_drop_tolerance"]
         case "covariance":
-            mean_a = sum(case.advantages[other] for other in valid) / len(valid)
-            mean_logp = sum(case.logprobs[other] for other in valid) / len(valid)
-            drops = (a - mean_a) * (logp - mean_logp) > options["entropy_drop_tolerance"]
+            drops = covariance(case, cell) > options["entropy_drop_tolerance"]
     return bool(a > 0 and drops)
 
 

@@ -180,12 +180,19 @@ def test_only_the_current_policy_keeps_its_graph():
         torch.ones(2),
         reference,
     )
-    carrying = {name for name, value in vars(batch).items() if value.requires_grad}
+    carrying = {name for name, value in vars(batch).items() if value is not None and value.requires_grad}
     assert carrying == {"logprobs", "entropy"}
 
 
 @pytest.mark.parametrize(
-    "change", [{"mask": torch.ones(2, 3)}, {"group_tokens": torch.ones(3)}, {"entropy": torch.ones(2, 1)}]
+    "change",
+    [
+        {"mask": torch.ones(2, 3)},
+        {"group_tokens": torch.ones(3)},
+        {"entropy": torch.ones(2, 1)},
+        {"selected": torch.ones(2, 3)},
+        {"selected": torch.ones(2, 1).bool()},
+    ],
 )
 def test_a_token_batch_of_wrong_shape_is_refused(change):
     """A broadcast would be silently wrong: [S] against [S, T], or a float mask."""

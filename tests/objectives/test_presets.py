@@ -15,7 +15,7 @@ FILES = {path.stem: yaml.safe_load(path.read_text()) for path in sorted(PRESETS.
 def test_the_presets_of_this_package_are_there():
     assert {
         "tepo", "tepo_no_kl", "grpo", "grpo_dapo", "dapo", "dr_grpo", "gspo", "gspo_token", "entropy_term",
-        "gpg", "mpo", "erpo", "ep_grpo",
+        "gpg", "mpo", "erpo", "ep_grpo", "clip_cov", "kl_cov",
     } <= set(FILES)  # fmt: skip
 
 
@@ -81,43 +81,53 @@ def test_tepo_declares_only_what_its_options_need(options, entropy_gradient, sta
     assert objective.needs_reference is False
 
 
-# Values other than the preset's. With the rest at the preset's, each must change the loss or a gradient.
+# What each option may be set to; where a value is not the preset's own, it must change something.
+WIDTHS = [0.0, 0.2, 0.5, float("inf")]
 OTHERS = {
-    ("tepo", "surrogate"): ["printed"],
-    ("tepo", "ratio"): ["token", "sequence-product", "none"],
-    ("tepo", "ratio_gradient"): ["stop_gradient"],
-    ("tepo", "clip_low"): [0.0, 0.5, float("inf")],
-    ("tepo", "clip_high"): [0.0, 0.5, float("inf")],
-    ("tepo", "kl_estimator"): ["k1", "k2", "abs"],
+    ("tepo", "surrogate"): ["ppo", "printed"],
+    ("tepo", "ratio"): ["token", "sequence-geometric", "sequence-product", "none"],
+    ("tepo", "ratio_gradient"): ["full", "stop_gradient"],
+    ("tepo", "clip_low"): WIDTHS,
+    ("tepo", "clip_high"): WIDTHS,
+    ("tepo", "kl_estimator"): ["k1", "k2", "k3", "abs"],
     ("tepo", "kl_coefficient"): [0.0, 1.0],
-    ("tepo", "kl_mask"): ["all", "none"],
-    ("tepo", "entropy_drop"): ["surprisal", "covariance"],
+    ("tepo", "kl_mask"): ["tepo", "all", "none"],
+    ("tepo", "entropy_drop"): ["entropy", "surprisal", "covariance"],
     ("tepo", "entropy_drop_tolerance"): [0.5],
-    ("tepo", "aggregation"): [name for name in AGGREGATIONS if name != "token-mean"],
+    ("tepo", "aggregation"): AGGREGATIONS,
     ("tepo", "entropy_bonus"): [0.01],
-    ("grpo", "clip_low"): [0.0, 0.5, float("inf")],
-    ("grpo", "clip_high"): [0.0, 0.5, float("inf")],
-    ("grpo", "dual_clip"): [1.5],
-    ("grpo", "kl_estimator"): ["k1", "k2", "abs"],
+    ("grpo", "clip_low"): WIDTHS,
+    ("grpo", "clip_high"): WIDTHS,
+    ("grpo", "dual_clip"): [None, 1.5],
+    ("grpo", "kl_estimator"): ["k1", "k2", "k3", "abs"],
     ("grpo", "kl_coefficient"): [0.0, 1.0],
-    ("grpo", "aggregation"): [name for name in AGGREGATIONS if name != "seq-mean-token-mean"],
-    ("gspo", "ratio_gradient"): ["stop_gradient"],
-    ("gspo", "clip_low"): [0.0, 0.5, float("inf")],
-    ("gspo", "clip_high"): [0.0, 0.5, float("inf")],
-    ("gspo", "aggregation"): [name for name in AGGREGATIONS if name != "seq-mean-token-mean"],
-    ("gpg", "aggregation"): [name for name in AGGREGATIONS if name != "token-mean"],
+    ("grpo", "aggregation"): AGGREGATIONS,
+    ("gspo", "ratio_gradient"): ["full", "stop_gradient"],
+    ("gspo", "clip_low"): WIDTHS,
+    ("gspo", "clip_high"): WIDTHS,
+    ("gspo", "aggregation"): AGGREGATIONS,
+    ("gpg", "aggregation"): AGGREGATIONS,
     ("entropy_term", "entropy_coefficient"): [0.0, 0.1],
     ("entropy_term", "advantage_divisor"): [1.1, 4.0],
-    ("entropy_term", "clip_low"): [0.0, 0.5, float("inf")],
-    ("entropy_term", "clip_high"): [0.0, 0.5, float("inf")],
-    ("entropy_term", "dual_clip"): [1.5],
-    ("entropy_term", "aggregation"): [name for name in AGGREGATIONS if name != "token-mean"],
+    ("entropy_term", "clip_low"): WIDTHS,
+    ("entropy_term", "clip_high"): WIDTHS,
+    ("entropy_term", "dual_clip"): [None, 1.5],
+    ("entropy_term", "aggregation"): AGGREGATIONS,
     ("mpo", "window"): [1, 2],
     ("mpo", "next_weight"): [0.0, 0.2],
     ("mpo", "weight_decay"): [0.0, 1.0],
-    ("mpo", "clip_low"): [0.0, 0.5, float("inf")],
-    ("mpo", "clip_high"): [0.0, 0.5, float("inf")],
-    ("mpo", "aggregation"): [name for name in AGGREGATIONS if name != "token-mean"],
+    ("mpo", "clip_low"): WIDTHS,
+    ("mpo", "clip_high"): WIDTHS,
+    ("mpo", "aggregation"): AGGREGATIONS,
+    ("clip_cov", "selected_fraction"): [2e-4, 0.02],
+    ("clip_cov", "covariance_low"): [-1.0, 0.5],
+    ("clip_cov", "covariance_high"): [1.5, 2.0],
+    ("clip_cov", "clip_low"): [0.0, 0.2, 0.5],  # of 1 and more, none cuts a ratio
+    ("clip_cov", "clip_high"): WIDTHS,
+    ("clip_cov", "aggregation"): AGGREGATIONS,
+    ("kl_cov", "selected_fraction"): [0.1, 1.0],
+    ("kl_cov", "kl_coefficient"): [0.0, 0.1],
+    ("kl_cov", "aggregation"): AGGREGATIONS,
 } | {
     (method, option): values
     for method in ("erpo", "ep_grpo")
@@ -127,11 +137,18 @@ OTHERS = {
         "buckets": [1, 3],
         "process_std": [0.0, 0.5],
         "process_weight": [0.0, 1.0],
-        "clip_low": [0.0, 0.5, float("inf")],
-        "clip_high": [0.0, 0.5, float("inf")],
+        "clip_low": WIDTHS,
+        "clip_high": WIDTHS,
         "dual_clip": [1.5],
-        "aggregation": [name for name in AGGREGATIONS if name != "token-mean"],
+        "aggregation": AGGREGATIONS,
     }.items()
+}
+# Without these, an option has nothing to act on: a KL that is off has no weight, an empty mask no rule, and
+# of a small mini-batch only one token is selected.
+SWITCHED_ON = {
+    "tepo_no_kl": {"kl_mask": "tepo"},
+    "clip_cov": {"selected_fraction": 0.5},
+    **dict.fromkeys(("grpo", "grpo_dapo", "dapo", "dr_grpo"), {"kl_coefficient": 0.04}),
 }
 
 
@@ -142,24 +159,33 @@ def test_the_list_of_options_is_complete():
         assert {option for owner, option in OTHERS if owner == name} == fields.keys()
         for option, field in fields.items():
             if typing.get_origin(field.annotation) is typing.Literal:
-                choices = {preset(name)[option], *OTHERS[name, option]}
-                assert choices == set(typing.get_args(field.annotation))
+                assert set(OTHERS[name, option]) == set(typing.get_args(field.annotation))
 
 
 def lively_case() -> Case:
-    """Both signs of A, varying inside a response; ratios beyond both clips; uneven groups and responses."""
-    return make_case(17, 12, 6, spread=0.8, density=0.6, shaped=True)
+    """Both signs of A, varying inside a response; ratios beyond all clips; uneven groups and responses.
+
+    Of its 128 tokens some are candidates of Clip-Cov, on either side of the values below.
+    """
+    return make_case(17, 24, 8, spread=0.8, density=0.6, shaped=True)
 
 
-@pytest.mark.parametrize(
-    ("name", "option", "value"), [(*key, value) for key, values in OTHERS.items() for value in values]
-)
+def changes() -> list[tuple[str, str, object]]:
+    return [
+        (name, option, value)
+        for name, values in FILES.items()
+        for (method, option), others in OTHERS.items()
+        for value in others
+        if method == values["name"] and value != (values | SWITCHED_ON.get(name, {}))[option]
+    ]
+
+
+@pytest.mark.parametrize(("name", "option", "value"), changes())
 def test_every_option_is_live(name, option, value):
     """Faults 35: an option that is accepted and has no effect."""
-    # GRPO's KL is off in its preset, and its estimator matters where it is on.
-    options = preset(name) | ({"kl_coefficient": 0.04} if name == "grpo" else {})
-    before = run_shaped(build(name, options), lively_case())
-    after = run_shaped(build(name, options | {option: value}), lively_case())
+    method, options = FILES[name]["name"], preset(name) | SWITCHED_ON.get(name, {})
+    before = run_shaped(build(method, options), lively_case())
+    after = run_shaped(build(method, options | {option: value}), lively_case())
     assert (
         not np.isclose(after.loss, before.loss, rtol=1e-9)
         or not np.allclose(after.logprob_gradient, before.logprob_gradient, rtol=1e-9, atol=1e-12)

@@ -15,6 +15,7 @@ from objectives.cases import (
     assert_same,
     cases,
     make_case,
+    on_meta,
     preset,
     run,
     token_batch,
@@ -306,8 +307,7 @@ def test_no_step_waits_for_the_device():
     for options in ({}, {"entropy_drop": "covariance"}, {"surrogate": "printed", "entropy_bonus": 0.1}):
         objective = tepo(**options)
         case = make_case(1, 3, 4)
-        batch, counts = token_batch(case), totals(case, statistics=True)
-        meta = TokenBatch(**{name: value.to("meta") for name, value in vars(batch).items()})
+        meta, counts = on_meta(token_batch(case)), totals(case, statistics=True)
         statistics = type(counts.statistics)(**{k: v.to("meta") for k, v in vars(counts.statistics).items()})
         output = objective(meta, replace(counts, statistics=statistics))
         assert output.loss.shape == ()

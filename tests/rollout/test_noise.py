@@ -6,7 +6,14 @@ import math
 import pytest
 import torch
 
-from tepo_nemo.rollout.sampling import log_exponential_noise, mix64, prompt_key, row_keys, stream_seed
+from tepo_nemo.rollout.sampling import (
+    log_exponential_noise,
+    mix64,
+    prompt_key,
+    row_keys,
+    stream_seed,
+    uniform_draws,
+)
 
 CPU = torch.device("cpu")
 GOLDEN = 0x9E3779B97F4A7C15
@@ -64,6 +71,23 @@ def test_noise():
     assert noise.dtype == torch.float32 and noise.shape == (6, 4)
     expected = [[reference_log_noise(k, p, t) for t in tokens] for k, p in zip(keys, positions, strict=True)]
     torch.testing.assert_close(noise.double(), torch.tensor(expected, dtype=torch.float64), rtol=0, atol=2e-6)
+
+
+def test_draws():
+    keys, positions = [signed(reference_key(3, prompt, 0)) for prompt in EDGES], [0, 1, 2, 100, 8191, 32767]
+    draws = uniform_draws(torch.tensor(keys), torch.tensor(positions))
+    assert draws.tolist() == [
+        [(reference_mix(key + position * GOLDEN) >> 11) / 2**53 for position in positions] for key in keys
+    ]
+
+
+def test_draws_are_uniform():
+    """Kolmogorov-Smirnov distance of 100,000 values; 1.95 / sqrt(n) is its 0.1% point."""
+    draws = uniform_draws(row_keys(1, range(100), [0] * 100, CPU), torch.arange(1000)).flatten().sort().values
+    assert 0 <= draws[0] and draws[-1] < 1
+    steps = torch.arange(len(draws) + 1) / len(draws)
+    distance = max((steps[1:] - draws).max(), (draws - steps[:-1]).max())
+    assert distance < 1.95 / math.sqrt(len(draws))
 
 
 def test_small_noise_is_exact():

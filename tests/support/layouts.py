@@ -4,13 +4,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import yaml
 from support.gather import whole
 from support.synthetic import RESPONSES_PER_UPDATE, Rows, first_rows, stack_rows, with_lengths
 from support.toy import VOCABULARY, ToyFolder
 from support.updates import Case, Job, Report, Updates
 from torch import Tensor
 
-from tepo_nemo.config.schema import Config
+from tepo_nemo.config.presets import choices, config_folder
+from tepo_nemo.config.schema import AlgorithmConfig, Config
 from tepo_nemo.training.batch import TrainBatch
 
 
@@ -110,6 +112,11 @@ class Outcome:
 # By mode: in fp32 each optimizer; in bf16 all of production mode, and autocasting from fp32 weights. The
 # gradient norms are above 2, so that all of them clip.
 CLIP = 0.5
+# What selects a few tokens of 16 responses, of which some covariances are on either side of an interval.
+FOR_SHORT_BATCHES = {
+    "clip_cov": {"selected_fraction": 0.1, "covariance_low": 0.5, "covariance_high": 2.0},
+    "kl_cov": {"selected_fraction": 0.1},
+}
 FP32, BF16 = ("sgd", "adam", "distributed_adam"), ("production", "autocast")
 MODES = {
     "sgd": ["trainer.optimizer.name=sgd", "trainer.optimizer.learning_rate=0.5"],
@@ -159,9 +166,11 @@ def loss_cases(toy: ToyFolder, layout: Layout, given: Given) -> dict[str, Case]:
         "tepo, micro-batch of all": Case(batch, old, tepo, micro_batch_size=in_one),
         "entropy bonus": Case(batch, old, toy.config("algorithm.entropy_bonus=0.01").algorithm),
         "covariance": Case(batch, old, toy.config("algorithm.entropy_drop=covariance").algorithm),
-        "grpo_dapo": Case(batch, old, toy.config("algorithm=grpo_dapo").algorithm),
-        "erpo": Case(batch, old, toy.config("algorithm=erpo").algorithm),
-        "ep_grpo": Case(batch, old, toy.config("algorithm=ep_grpo").algorithm),
+        **{
+            # A micro-batch size of its own, too: one comparison for both.
+            f"algorithm={name}": Case(batch, old, algorithm, micro_batch_size=4 if layout.ranks == 1 else 2)
+            for name, algorithm in every_method().items()
+        },
         "at the old weights": Case(batch, None, tepo),
         # A step that is not full: the second data-parallel rank has one response and three that are padding.
         "five of eight": Case(five, five_old, tepo, micro_batch_size=2, responses_per_update=8),
@@ -171,6 +180,17 @@ def loss_cases(toy: ToyFolder, layout: Layout, given: Given) -> dict[str, Case]:
         "last micro-batch masked": masked(range(12, 16)),
         "second half masked": masked(range(8, 16)),
         "all masked": masked(range(16)),
+    }
+
+
+def every_method() -> dict[str, AlgorithmConfig]:
+    """The presets of `algorithm`, with the options of `FOR_SHORT_BATCHES`."""
+    folder = config_folder() / "algorithm"
+    return {
+        name: AlgorithmConfig(
+            **yaml.safe_load((folder / f"{name}.yaml").read_text()) | FOR_SHORT_BATCHES.get(name, {})
+        )
+        for name in choices()["algorithm"]
     }
 
 

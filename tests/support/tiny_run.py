@@ -117,6 +117,7 @@ def make_run(
 ) -> Run:
     """Three steps of two updates at a learning rate that moves the policy visibly."""
     values = dict(
+        seed=1,
         max_steps=3,
         prompts_per_step=4,
         responses_per_prompt=4,
@@ -139,6 +140,7 @@ def make_run(
         reward,
         prompts,
         timers,
+        seed=settings.seed,
         prompts_per_step=settings.prompts_per_step,
         responses_per_prompt=settings.responses_per_prompt,
         max_response_length=settings.max_response_length,

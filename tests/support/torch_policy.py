@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from tepo_nemo.objectives.contract import Mean, Objective, TokenBatch
+from tepo_nemo.objectives.contract import Mean, Objective
 from tepo_nemo.parallel.data import gather_ragged_rows, sum_over_ranks
 from tepo_nemo.parallel.vocab import vocab_parallel_logprob_entropy
 from tepo_nemo.rollout.protocol import Generation, GenerationRequest
@@ -174,23 +174,11 @@ class TorchPolicy:
         total, metrics = torch.zeros((), dtype=torch.float64), {}
         for micro in batch.micro_batches:
             current = self._statistics(micro, self.objective.needs_entropy_gradient)
-            old = micro.old or TokenStatistics(*(value.detach() for value in current))
-            output = self.objective(
-                TokenBatch(
-                    logprobs=current.logprobs,
-                    entropy=current.entropy,
-                    old_logprobs=old.logprobs,
-                    old_entropy=old.entropy,
-                    advantages=micro.advantages,
-                    mask=micro.mask,
-                    group_tokens=micro.group_tokens,
-                    reference_logprobs=micro.reference_logprobs,
-                ),
-                batch.totals,
-            )
+            tokens = micro.token_batch(current)
+            output = self.objective(tokens, batch.totals)
             output.loss.backward()
             total += output.loss.detach()
-            add_means(metrics, output.metrics | logprob_gap(micro, old))
+            add_means(metrics, output.metrics | logprob_gap(micro, tokens.old_logprobs))
         return total, metrics
 
     def finish_training_step(self) -> None:

@@ -158,7 +158,7 @@ def _take(
 
     host.actor.objective = build_objective(algorithm)
     if host.actor.objective.needs_minibatch_statistics:
-        mini_batch = with_minibatch_statistics(policy, mini_batch)
+        mini_batch = with_minibatch_statistics(policy, host.actor.objective, mini_batch, seed=5)
     policy.prepare_for_training_step()
     loss, metrics = policy.get_loss_and_metrics(mini_batch, forward_only=False)
     policy.finish_training_step()

@@ -7,7 +7,7 @@ import torch
 from support.rollouts import Response, make_scored
 
 from tepo_nemo.training.balance import MicroBatchLimits
-from tepo_nemo.training.batch import MicroBatch, TokenStatistics, TrainBatch, add_means
+from tepo_nemo.training.batch import MicroBatch, TrainBatch, add_means
 from tepo_nemo.training.collect import CollectedStep, trained_lengths
 from tepo_nemo.training.metrics import logprob_gap, padding_mean, rollout_metrics
 from tepo_nemo.training.minibatch import build_mini_batches
@@ -81,7 +81,7 @@ def gap_and_padding(scored, *, update, micro=None, multiple=1, ranks=1, offset=0
             for batch in mini_batch.micro_batches:
                 # The sampler's log-prob of a token is minus its id over 1000, see support.rollouts.
                 old = torch.where(batch.mask, offset - batch.targets / 1000, float("nan"))
-                add_means(means, logprob_gap(batch, TokenStatistics(old, old)))
+                add_means(means, logprob_gap(batch, old))
         add_means(sums, means)
     return sums["rollout/logprob_gap_mean"], sums["tokens/padding_fraction"]
 
@@ -137,4 +137,4 @@ def test_there_is_no_gap_where_nothing_was_sampled():
         torch.ones(1),
         torch.zeros(1).long(),
     )
-    assert logprob_gap(micro, TokenStatistics(zeros, zeros)) == {}
+    assert logprob_gap(micro, zeros) == {}
