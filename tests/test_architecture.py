@@ -30,7 +30,7 @@ ORDER = (
     "objectives", "reward", "data", "runs", "planning", "config", "cpu", "errors",
 )  # fmt: skip
 LAZY = {"cli", "launch"}  # import heavy layers inside functions, per command
-LIGHT = {"cli", "launch", "reward", "data", "runs", "planning", "config", "errors"}  # no torch
+LIGHT = {"cli", "launch", "study", "reward", "data", "runs", "planning", "config", "errors"}  # no torch
 WITH_HOST = {"bench", "nemo", "conversion", "cpu"}
 # The mathematics and the collectives: torch, and nothing of ours but errors.
 ALONE = {"objectives", "parallel", "cpu"}

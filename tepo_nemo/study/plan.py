@@ -154,12 +154,12 @@ def _check_overrides(place: str, overrides: Sequence[str]) -> None:
 
 def _flat(config: Config) -> dict[str, Any]:
     """Dotted key -> value, without the run directory: a study may move to another folder."""
-    return dict(_leaves(config.model_dump(exclude={"output"})))
+    return dict(_leaves("", config.model_dump(mode="json", exclude={"output"})))
 
 
-def _leaves(tree: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for key, value in tree.items():
-        if isinstance(value, dict) and value:
-            yield from _leaves(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", value
+def _leaves(key: str, value: Any) -> Iterator[tuple[str, Any]]:
+    parts = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    if not parts:
+        yield key, value
+    for name, part in parts:
+        yield from _leaves(f"{key}.{name}" if key else str(name), part)

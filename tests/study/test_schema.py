@@ -4,11 +4,13 @@ from pathlib import Path
 
 import pytest
 import yaml
+from support.key_tables import table_rows
 from support.study_runs import STUDY, write_study
 
 from tepo_nemo.config.presets import config_folder
 from tepo_nemo.errors import UserError
-from tepo_nemo.study.schema import find_study, load_study
+from tepo_nemo.study.measures import MEASURES
+from tepo_nemo.study.schema import Study, find_study, load_study
 
 
 def test_a_study_file_is_read(folder):
@@ -86,3 +88,10 @@ def test_defaults_are_not_in_the_way(folder):
         else:
             with pytest.raises(UserError, match=f"{key}: is missing"):
                 load_study(folder / "s.yaml")
+
+
+def test_readme_has_a_row_for_every_key_and_names_every_measure():
+    text = (config_folder() / "study" / "README.md").read_text()
+    before, _, keys = text.partition("## Keys of a study file")
+    assert [line for line in keys.splitlines() if line.startswith("| `")] == list(table_rows(Study))
+    assert all(f"`{name}`" in before for name in MEASURES)
