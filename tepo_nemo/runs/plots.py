@@ -180,6 +180,8 @@ def style_axes(axes: Axes, title: str, unit: str) -> None:
 
 def title_and_unit(metric: str) -> tuple[str, str]:
     """What a picture of one metric is called, and its unit."""
+    if metric == "time/step_s":
+        return "Time of a step", "seconds"
     panels = (panel for panels in _TOPICS.values() for panel in panels if metric in panel.series)
     panel = next(panels, None)
     return (panel.title, panel.unit) if panel else (metric, METRICS.get(metric, "avg@k"))

@@ -11,6 +11,7 @@ from tepo_nemo.study.results import Results
 from tepo_nemo.study.schema import Figure
 from tepo_nemo.study.statistics import mean_band
 
+_LEGEND_COLUMNS = 4
 _LINES = ("-", "--", ":")  # colours come again with another line
 
 
@@ -18,7 +19,8 @@ def draw(figure: Figure, results: Results, path: Path) -> None:
     """One panel a metric. Every run is smoothed by itself, as in the pictures of a run, before the mean."""
     width = min(len(figure.metrics), 4)
     height = -(-len(figure.metrics) // width)
-    picture = Picture(figsize=(4.6 * width, 3.3 * height + 0.3), layout="constrained")
+    room = 0.3 + 0.2 * -(-len(figure.labels) // _LEGEND_COLUMNS)  # for the title and the legend
+    picture = Picture(figsize=(4.6 * width, 3.3 * height + room), layout="constrained")
     picture.suptitle(figure.title, fontsize=11, color="#555555")
     for index, metric in enumerate(figure.metrics):
         axes = picture.add_subplot(height, width, index + 1)
@@ -26,8 +28,10 @@ def draw(figure: Figure, results: Results, path: Path) -> None:
             _draw_mean(axes, results.curves(label, metric), label, line)
         axes.ticklabel_format(axis="y", scilimits=(-3, 5))
         style_axes(axes, *title_and_unit(metric))
-        if index == 0 and axes.lines:
-            axes.legend(**LEGEND)
+    lines = {str(line.get_label()): line for axes in picture.axes for line in axes.lines}
+    picture.legend(
+        list(lines.values()), list(lines), loc="outside lower center", ncols=_LEGEND_COLUMNS, **LEGEND
+    )
     picture.savefig(path, dpi=130)
 
 

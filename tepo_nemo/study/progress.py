@@ -57,7 +57,7 @@ class StudyProgress:
         self._steps_done += self._steps_left.pop(cell)
         self._progress.remove_task(self._bars.pop(cell))
         seconds = time.monotonic() - self._started.pop(cell)
-        self._progress.update(self._bar, completed=self._before + self._ended)
+        self._show_count()
         count = f"{self._before + self._ended:{len(str(self._total))}d}/{self._total}"
         text = f"cell {count}  {cell.name}  "
         if failure is None:
@@ -76,12 +76,16 @@ class StudyProgress:
         for cell, bar in self._bars.items():
             metrics = last_step(cell.run.metrics)
             self._progress.update(bar, completed=metrics.get("step", 0), note=_reward(metrics))
-        note = f"{self._before + self._ended}/{self._total}{self._time_left()}"
-        self._progress.update(self._bar, note=note)
+        self._show_count()
 
     def close(self) -> None:
         """Take the bars away."""
         self._progress.stop()
+
+    def _show_count(self) -> None:
+        ended = self._before + self._ended
+        note = f"{ended}/{self._total}{self._time_left()}"
+        self._progress.update(self._bar, completed=ended, note=note)
 
     def _time_left(self) -> str:
         """By the steps that have been made and those that are left."""
@@ -90,7 +94,8 @@ class StudyProgress:
         left = sum(self._steps_left.values()) - running
         if not done or not left:
             return ""
-        return f"  ({(time.monotonic() - self._begin) * left / done / 60:.0f} min left)"
+        seconds = (time.monotonic() - self._begin) * left / done
+        return f"  ({seconds:.0f} s left)" if seconds < 60 else f"  ({seconds / 60:.0f} min left)"
 
 
 def last_step(metrics: Path) -> dict[str, float]:

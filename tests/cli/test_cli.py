@@ -6,12 +6,15 @@ import types
 from pathlib import Path
 
 import pytest
+from support.study_runs import write_study
 from support.toy_files import make_toy_files
 
 from tepo_nemo import cli
 from tepo_nemo.config.load import load_config
 from tepo_nemo.errors import UserError
 from tepo_nemo.launch import run as launch_run
+from tepo_nemo.study import command as study_command
+from tepo_nemo.study.run import Outcome
 
 
 @pytest.fixture(autouse=True)
@@ -174,6 +177,50 @@ def test_validate_prints_the_layout_and_makes_nothing(capsys, folder):
     assert output.out.splitlines()[:2] == ["valid", "ranks      2 = 2 tensor x 1 pipeline x 1 data"]
     assert output.err == ""
     assert sorted(folder.rglob("*")) == before
+
+
+@pytest.mark.parametrize(
+    ("outcome", "code", "line"),
+    [
+        (Outcome(False, []), 0, ""),
+        (Outcome(True, []), 3, "tepo-nemo: error: stopped; the same command runs the cells that are left\n"),
+        (
+            Outcome(False, ["A, seed 1", "B, seed 2"]),
+            1,
+            "tepo-nemo: error: failed: A, seed 1; B, seed 2 (see above)\n",
+        ),
+    ],
+)
+def test_exit_code_of_a_study(capsys, monkeypatch, outcome, code, line):
+    calls = []
+
+    def run_study(path, output, launcher, *, only, run):
+        calls.append((path, output, launcher.train, only, run))
+        cells = [types.SimpleNamespace(name=name) for name in outcome.failed]
+        return Outcome(outcome.interrupted, cells)
+
+    monkeypatch.setattr(study_command, "run_study", run_study)
+    assert cli.main(["study", "s.yaml", "--output", "out", "--only", "A", "B C", "--report-only"]) == code
+    assert capsys.readouterr().err == line
+    train = [sys.executable, "-m", "tepo_nemo.cli", "train", "--config"]
+    assert calls == [(Path("s.yaml"), Path("out"), train, ["A", "B C"], False)]
+
+
+def test_a_study_checks_its_runs_as_train_does(capsys, folder, started):
+    """What only training can tell, for the second experiment; nothing is left behind."""
+    write_study(
+        folder / "s.yaml",
+        experiments=[{"label": "A"}, {"label": "B", "overrides": ["algorithm.surrogate=pppo"]}],
+    )
+    before = sorted(folder.rglob("*"))
+    assert error_line(capsys, "study", "s.yaml", "--output", "out").startswith(
+        "B: algorithm.surrogate = 'pppo'"
+    )
+    assert error_line(capsys, "study", "none.yaml", "--output", "out").startswith(
+        "none.yaml: there is no such"
+    )
+    assert sorted(folder.rglob("*")) == before
+    assert not started
 
 
 def test_plot_prints_what_it_has_drawn(capsys, monkeypatch):
