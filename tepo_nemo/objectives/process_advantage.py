@@ -28,8 +28,9 @@ class ProcessAdvantageObjective(Objective):
 
     beta_p is `process_scale`, gamma `gate_sharpness`, sigma_target `process_std`, eta `process_weight`, and
     d = 1e-6. A subclass says which of K = `buckets` buckets a token is in, and the direction D of a response.
-    Our reading: the standard deviations divide by the number of values, so that a bucket of one token gives
-    0, and the loss is GRPO's, for A < 0 with a dual clip c.
+    While the policy is still the reference, s = 0 and A alone is left, standardised over tokens. Our reading:
+    standard deviations divide by the number of values, so that a bucket of one token gives 0, and the loss is
+    GRPO's, for A < 0 with a dual clip c.
     """
 
     process_scale: Coefficient
