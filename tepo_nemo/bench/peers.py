@@ -66,6 +66,7 @@ def load_functions(path: Path, names: Iterable[str], given: Mapping[str, Any]) -
     """Functions of a file whose imports are not wanted, as they are written there.
 
     Args:
+        names: of functions, or Class.method; the module has a method under its own name.
         given: what stands in for the imports that the functions use.
 
     Raises:
@@ -73,9 +74,13 @@ def load_functions(path: Path, names: Iterable[str], given: Mapping[str, Any]) -
     """
     if not path.is_file():
         raise Absent(f"this version has no {path.name}")
-    definitions = {
-        node.name: node for node in ast.parse(path.read_text()).body if isinstance(node, ast.FunctionDef)
-    }
+    definitions = {}
+    for node in ast.parse(path.read_text()).body:
+        if isinstance(node, ast.FunctionDef):
+            definitions[node.name] = node
+        elif isinstance(node, ast.ClassDef):
+            methods = (part for part in node.body if isinstance(part, ast.FunctionDef))
+            definitions |= {f"{node.name}.{method.name}": method for method in methods}
     missing = [name for name in names if name not in definitions]
     if missing:
         raise Absent(f"this version has no {missing[0]}")

@@ -16,7 +16,8 @@ class Gspo(Objective):
         J = 1/S sum_i 1/|o_i| sum_t min(s_i A, clip(s_i, 1 - clip_low, 1 + clip_high) A)
         s_i = exp( 1/|o_i| * sum_t (logp - logp_old) )
 
-    L = -J is minimised. GSPO-token (eq. 13) is `stop_gradient`: sg[s_i] * pi / sg[pi] on each token.
+    L = -J is minimised. GSPO-token (eq. 13) is `stop_gradient`: sg[s_i] * pi / sg[pi] on each token. That is
+    the form of verl 0.9.1; TRL 1.16.0 has the other. They differ where advantages vary inside a response.
     """
 
     ratio_gradient: RatioGradient

@@ -1,6 +1,7 @@
 """Functions of packages that are not imported."""
 
 import sys
+from types import SimpleNamespace
 
 import pytest
 
@@ -17,7 +18,7 @@ def folder(tmp_path, monkeypatch):
         "import no_such_package\n"
         "def double(value):\n    return helper(value) * times\n"
         "def helper(value):\n    return value + 1\n"
-        "class Other:\n    pass\n"
+        "class Other:\n    def half(self, value):\n        return value / self.parts\n"
     )
     (package / "alone.py").write_text("VALUE = 3\n")
     (tmp_path / "trl-9.8.dist-info").mkdir()
@@ -32,6 +33,11 @@ def test_functions_are_taken_out_of_a_file_that_cannot_be_imported(folder):
     module = peers.load_functions(folder / "trainer/utils.py", ["double", "helper"], {"times": 10})
     assert module.double(2) == 30
     assert "trl" not in sys.modules
+
+
+def test_so_is_a_method_whose_class_cannot_be_built(folder):
+    module = peers.load_functions(folder / "trainer/utils.py", ["Other.half"], {})
+    assert module.half(SimpleNamespace(parts=2), 6) == 3
 
 
 def test_a_file_is_loaded_without_its_package(folder):

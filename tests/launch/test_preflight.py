@@ -27,12 +27,13 @@ def test_every_shipped_method_passes(algorithm):
         ("algorithm.surrogate=clipped", "algorithm.surrogate"),
         ("algorithm.kl_coefficient=-1", "algorithm.kl_coefficient"),
         ("algorithm.name=tepoo", "tepo"),
+        ("algorithm=clip_cov algorithm.covariance_high=0.5", "algorithm.covariance_high"),
         ("data.reward=exact", "exact_answer"),
     ],
 )
 def test_a_wrong_method_option_or_reward_is_refused(override, said):
     with pytest.raises(UserError, match=said):
-        check_run(load_config([override]))
+        check_run(load_config(override.split()))
 
 
 def test_a_broken_prompt_set_is_refused(folder):

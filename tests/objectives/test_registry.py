@@ -3,10 +3,16 @@
 import math
 
 import pytest
-from objectives.cases import make_case, preset, token_batch, totals
+import yaml
+from objectives.cases import PRESETS, make_case, preset, token_batch, totals
 
 from tepo_nemo.errors import UserError
 from tepo_nemo.objectives import Objective, ObjectiveOutput, build, known, register, registry
+
+# One preset of each method.
+METHODS = {
+    yaml.safe_load(path.read_text())["name"]: preset(path.stem) for path in sorted(PRESETS.glob("*.yaml"))
+}
 
 
 class Scaled(Objective):
@@ -136,11 +142,23 @@ def test_a_wrong_option_is_one_line_that_names_the_key(method, option, value, ex
     assert expected in refusal(method, preset(method) | {option: value})
 
 
-@pytest.mark.parametrize("name", ["tepo", "grpo"])
+@pytest.mark.parametrize("name", METHODS)
 def test_a_missing_option_is_named(name):
-    for option in preset(name):
-        rest = {key: value for key, value in preset(name).items() if key != option}
+    for option in METHODS[name]:
+        rest = {key: value for key, value in METHODS[name].items() if key != option}
         assert refusal(name, rest) == f"algorithm.{option} missing: {name} needs a value"
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_an_option_that_the_method_ignores_is_refused(name):
+    """Each option that some other method has and this one has not, and a misspelt one."""
+    own = METHODS[name]
+    others = {key: value for options in METHODS.values() for key, value in options.items() if key not in own}
+    assert others
+    for option, value in (others | {"agregation": "token-mean"}).items():
+        message = refusal(name, own | {option: value})
+        assert message.startswith(f"algorithm.{option} = {value!r} is not an option of {name}")
+    assert "(did you mean aggregation?)" in message
 
 
 def test_several_mistakes_stand_in_one_line():
