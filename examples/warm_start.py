@@ -1,8 +1,9 @@
-"""Make the model that `experiment=toy_cpu` starts from: next-token training on a careless student's answers.
+"""Make the model that an embedded task starts from: next-token training on a careless student's answers.
 
     python examples/warm_start.py --output toy/warm_start.nemo
+    python examples/warm_start.py --task chain --output chain/warm_start.nemo
 
-Runs as one process, on the CPU; the configuration is that of `experiment=toy_cpu`, further arguments are
+Runs as one process, on the CPU; the configuration is that of `experiment=TASK_cpu`, further arguments are
 Hydra overrides. Exit codes as for `tepo-nemo`.
 """
 
@@ -20,7 +21,6 @@ ONE_PROCESS = (
     "hardware.devices_per_node=1",
     "model.tensor_model_parallel_size=1",
     "model.restore_from_path=null",
-    "data.train=toy/warm_start.jsonl",
     "trainer.optimizer.learning_rate=1e-3",
 )
 
@@ -29,6 +29,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
+    parser.add_argument(
+        "--task", choices=("toy", "chain"), default="toy", help="what to teach (default: %(default)s)"
+    )
     parser.add_argument("--output", type=Path, required=True, metavar="FILE", help="the .nemo file to write")
     parser.add_argument("--steps", type=int, default=500, help="updates (default: %(default)s)")
     parser.add_argument(
@@ -36,7 +39,8 @@ def main() -> None:
     )
     parser.add_argument("overrides", nargs="*", metavar="OVERRIDE", help="Hydra overrides")
     arguments = parser.parse_args()
-    config = load_config(["experiment=toy_cpu", *ONE_PROCESS, *arguments.overrides])
+    task = (f"experiment={arguments.task}_cpu", f"data.train={arguments.task}/warm_start.jsonl")
+    config = load_config([*task, *ONE_PROCESS, *arguments.overrides])
     set_rank_variables(os.environ)
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # saving forks, and the library would say so
     prepare_devices(config)

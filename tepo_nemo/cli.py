@@ -133,15 +133,29 @@ def _bench_step(arguments: argparse.Namespace) -> int:
 
 
 def _prepare_toy(arguments: argparse.Namespace) -> int:
-    if importlib.util.find_spec("transformers") is None:
-        raise UserError(
-            "prepare-data toy: needs the package transformers for its tokenizer (pip install transformers)"
-        )
-    from tepo_nemo.data.char_tokenizer import make_char_tokenizer
     from tepo_nemo.data.toy import TOY_CHARACTERS, write_toy_data
 
-    write_toy_data(arguments.output, seed=arguments.seed)
-    make_char_tokenizer(arguments.output / "tokenizer", TOY_CHARACTERS)
+    return _prepare(arguments, "toy", write_toy_data, TOY_CHARACTERS)
+
+
+def _prepare_chain(arguments: argparse.Namespace) -> int:
+    from tepo_nemo.data.chain import CHAIN_CHARACTERS, write_chain_data
+
+    return _prepare(arguments, "chain", write_chain_data, CHAIN_CHARACTERS)
+
+
+def _prepare(
+    arguments: argparse.Namespace, task: str, write_data: Callable[..., None], characters: str
+) -> int:
+    if importlib.util.find_spec("transformers") is None:
+        raise UserError(
+            f"prepare-data {task}: needs the package transformers for its tokenizer "
+            "(pip install transformers)"
+        )
+    from tepo_nemo.data.char_tokenizer import make_char_tokenizer
+
+    write_data(arguments.output, seed=arguments.seed)
+    make_char_tokenizer(arguments.output / "tokenizer", characters)
     print(arguments.output)
     return ExitCode.DONE
 
@@ -224,11 +238,16 @@ def _parser() -> argparse.ArgumentParser:
                                   formatter_class=argparse.RawDescriptionHelpFormatter)  # fmt: skip
     sets = prepare.add_subparsers(metavar="SET", required=True)
     toy = _add(
-        sets, "toy", _prepare_toy, "arithmetic problems and a tokenizer for them",
+        sets, "toy", _prepare_toy, "sums of two numbers and a tokenizer for them",
         "tepo-nemo prepare-data toy --output toy",
     )  # fmt: skip
-    toy.add_argument("--output", type=Path, required=True, metavar="DIR", help="a new folder")
-    toy.add_argument("--seed", type=int, default=1, help="which problems are taken (default: 1)")
+    chain = _add(
+        sets, "chain", _prepare_chain, "sums of several digits, answered by running totals, and a tokenizer",
+        "tepo-nemo prepare-data chain --output chain",
+    )  # fmt: skip
+    for task in (toy, chain):
+        task.add_argument("--output", type=Path, required=True, metavar="DIR", help="a new folder")
+        task.add_argument("--seed", type=int, default=1, help="which problems are taken (default: 1)")
     return parser
 
 

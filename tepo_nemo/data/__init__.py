@@ -1,1 +1,1 @@
-"""Prompt sets: loading, their order over epochs, and the toy task with its tokenizer."""
+"""Prompt sets: loading, their order over epochs, and the embedded tasks with their tokenizer."""

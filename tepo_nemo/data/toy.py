@@ -13,17 +13,14 @@ import heapq
 import itertools
 import math
 from collections.abc import Mapping
-from dataclasses import asdict
-from hashlib import blake2b
 from pathlib import Path
 from types import MappingProxyType
 
+from tepo_nemo.data.problem_sets import SPLITS, check_sizes, split_by_hash, stable_hash, write_prompt_sets
 from tepo_nemo.data.prompts import Prompt
 from tepo_nemo.errors import UserError
-from tepo_nemo.runs.files import new_folder, to_json
 
 TOY_CHARACTERS = "0123456789+-="  # of the tokenizer
-SPLITS = {"train": range(75), "validation": range(75, 85), "test": range(85, 100)}  # per cent of a hash
 LEVELS = (0, 1, 2)  # carries
 MIXTURE: Mapping[int, float] = MappingProxyType({0: 2.0, 1: 5.0, 2: 3.0})  # level -> share, in any unit
 FORGOTTEN = 0.8  # share of the carries that the student forgets
@@ -53,20 +50,17 @@ def write_toy_data(
             has fewer problems of a level than are asked for.
     """
     sizes = {"train": train, "validation": validation, "test": test}
-    _check({**sizes, "warm start": warm_start}, mixture)
+    check_sizes("toy", {**sizes, "warm start": warm_start})
+    _check_mixture(mixture)
     problems = _problems_by_split()
     prompts = {split: _choose(problems[split], split, size, mixture, seed) for split, size in sizes.items()}
     prompts["warm_start"] = _careless_prompts(problems["train"], warm_start, seed)
-    with new_folder(folder) as partial:
-        for name, chosen in prompts.items():
-            lines = "".join(to_json(asdict(prompt)) + "\n" for prompt in chosen)
-            (partial / f"{name}.jsonl").write_text(lines, encoding="utf-8")
+    write_prompt_sets(folder, prompts)
 
 
 def split_of(operands: Operands) -> str:
     """The split that a problem belongs to, always and for every seed."""
-    bucket = _hash("+", *sorted(operands)) % 100
-    return next(split for split, buckets in SPLITS.items() if bucket in buckets)
+    return split_by_hash("+", operands)
 
 
 def careless_sum(operands: Operands, forgotten: tuple[bool, bool]) -> int:
@@ -85,10 +79,7 @@ def carries(operands: Operands) -> int:
     return ones + (sum(operand // 10 for operand in operands) + ones >= 10)
 
 
-def _check(sizes: Mapping[str, int], mixture: Mapping[int, float]) -> None:
-    for name, size in sizes.items():
-        if size < 1:
-            raise UserError(f"toy data: {size} {name} prompts are asked for; ask for at least one")
+def _check_mixture(mixture: Mapping[int, float]) -> None:
     if not mixture:
         raise UserError("toy data: the mixture is empty; give at least one level a share")
     for level, share in mixture.items():
@@ -116,16 +107,18 @@ def _choose(
                 f"toy data: {split} has {len(candidates)} prompts of level {level}, {count} are asked for; "
                 f"ask for fewer {split} prompts or give the level a smaller share"
             )
-        chosen += heapq.nsmallest(count, candidates, key=lambda operands: _hash(seed, *operands))
-    chosen.sort(key=lambda operands: _hash(seed, "order", *operands))  # mixes the levels
+        chosen += heapq.nsmallest(count, candidates, key=lambda operands: stable_hash(seed, *operands))
+    chosen.sort(key=lambda operands: stable_hash(seed, "order", *operands))  # mixes the levels
     return [_to_prompt(operands, answer=sum(operands)) for operands in chosen]
 
 
 def _careless_prompts(problems: list[Operands], count: int, seed: int) -> list[Prompt]:
     prompts = []
     for number in range(count):
-        operands = problems[_hash(seed, "problem", number) % len(problems)]
-        ones, tens = (_hash(seed, column, number) % 1000 < 1000 * FORGOTTEN for column in ("ones", "tens"))
+        operands = problems[stable_hash(seed, "problem", number) % len(problems)]
+        ones, tens = (
+            stable_hash(seed, column, number) % 1000 < 1000 * FORGOTTEN for column in ("ones", "tens")
+        )
         prompt = _to_prompt(operands, answer=careless_sum(operands, (ones, tens)))
         prompts.append(Prompt(f"{prompt.id}-{number:05d}", prompt.prompt, prompt.gold, prompt.metadata))
     return prompts
@@ -149,8 +142,3 @@ def _counts(size: int, mixture: Mapping[int, float]) -> dict[int, int]:
     for level in by_remainder[: size - sum(counts.values())]:
         counts[level] += 1
     return counts
-
-
-def _hash(*parts: object) -> int:
-    """64 bits that depend on the parts alone, on every machine and in every Python."""
-    return int.from_bytes(blake2b("/".join(map(str, parts)).encode(), digest_size=8).digest(), "big")

@@ -7,11 +7,12 @@ from difflib import get_close_matches
 
 from tepo_nemo.errors import UserError
 from tepo_nemo.reward.exact_answer import exact_answer
+from tepo_nemo.reward.last_answer import last_answer
 from tepo_nemo.reward.result import RewardResult
 
 RewardFunction = Callable[[str, str, str, dict], RewardResult]  # prompt, response text, gold, metadata
 
-REWARDS: dict[str, RewardFunction] = {"exact_answer": exact_answer}
+REWARDS: dict[str, RewardFunction] = {"exact_answer": exact_answer, "last_answer": last_answer}
 
 _log = logging.getLogger(__name__)
 

@@ -231,24 +231,33 @@ def test_plot_prints_what_it_has_drawn(capsys, monkeypatch):
     assert capsys.readouterr().out == "runs/toy/plots/reward.png\n"
 
 
-def test_prepare_data_toy_makes_all_that_the_default_configuration_names(capsys, folder):
-    assert cli.main(["prepare-data", "toy", "--output", "made"]) == 0
+TASKS = ["toy", "chain"]
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_prepare_data_makes_all_that_the_experiment_of_the_task_names(capsys, folder, task):
+    assert cli.main(["prepare-data", task, "--output", "made"]) == 0
     assert capsys.readouterr().out == "made\n"
-    (folder / "toy").rename(folder / "old")
-    (folder / "made").rename(folder / "toy")
-    assert cli.main(["validate"]) == 0
+    (folder / task).rename(folder / "old")
+    (folder / "made").rename(folder / task)
+    assert cli.main(["validate", f"experiment={task}_cpu", "model.restore_from_path=null"]) == 0
 
 
-def test_prepared_tokenizer_has_the_vocabulary_of_the_toy_model(folder):
+@pytest.mark.parametrize("task", TASKS)
+def test_prepared_tokenizer_has_the_vocabulary_of_the_model(folder, task):
     from transformers import AutoTokenizer
 
-    cli.main(["prepare-data", "toy", "--output", "made"])
-    assert len(AutoTokenizer.from_pretrained(folder / "made/tokenizer")) == load_config().model.vocab_size
+    cli.main(["prepare-data", task, "--output", "made"])
+    model = load_config([f"experiment={task}_cpu"]).model
+    assert len(AutoTokenizer.from_pretrained(folder / "made/tokenizer")) == model.vocab_size
+    assert model.tokenizer.type.endswith(f"{task}/tokenizer")
 
 
-def test_prepare_data_toy_without_transformers_makes_nothing(capsys, folder, monkeypatch):
+@pytest.mark.parametrize("task", TASKS)
+def test_prepare_data_without_transformers_makes_nothing(capsys, folder, monkeypatch, task):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    assert error_line(capsys, "prepare-data", "toy", "--output", "made").startswith("prepare-data toy: needs")
+    line = error_line(capsys, "prepare-data", task, "--output", "made")
+    assert line.startswith(f"prepare-data {task}: needs")
     assert not (folder / "made").exists()
 
 
@@ -259,7 +268,8 @@ def test_prepare_data_does_not_overwrite(capsys, folder):
 
 
 @pytest.mark.parametrize(
-    "arguments", [[], ["train"], ["validate"], ["plot"], ["study"], ["prepare-data", "toy"]]
+    "arguments",
+    [[], ["train"], ["validate"], ["plot"], ["study"], *(["prepare-data", t] for t in TASKS)],
 )
 def test_help_says_examples_and_exit_codes(capsys, arguments):
     with pytest.raises(SystemExit) as end:

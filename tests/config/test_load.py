@@ -36,6 +36,14 @@ def test_toy_cpu_is_the_papers_batch_on_two_processes():
     assert (layout.world, layout.tensor, layout.responses_per_update) == (2, 2, 64)
 
 
+def test_chain_cpu_is_a_small_batch_on_one_process():
+    config = load_config(["experiment=chain_cpu"])
+    layout = config.layout
+    assert (config.rollout.prompts_per_step, config.rollout.responses_per_prompt) == (16, 8)
+    assert (layout.world, layout.tensor, layout.responses_per_update) == (1, 1, 16)
+    assert (config.data.train, config.data.reward) == (Path.cwd() / "chain/train.jsonl", "last_answer")
+
+
 def test_a_choice_on_the_command_line_beats_the_experiment():
     config = load_config(["experiment=toy_cpu", "algorithm=grpo", "trainer.max_steps=3"])
     assert config.algorithm.name == "grpo"

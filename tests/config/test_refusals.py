@@ -49,7 +49,11 @@ MISTAKES = [
         "algorithm=tpo: unknown algorithm; did you mean tepo? choose from "
         + ", ".join(choices()["algorithm"]),
     ),
-    ("experiment=toy", "experiment=toy: unknown experiment; did you mean toy_cpu? choose from toy_cpu"),
+    (
+        "experiment=toy",
+        "experiment=toy: unknown experiment; did you mean toy_cpu? choose from "
+        + ", ".join(choices()["experiment"]),
+    ),
     ("~model", "~model: presets are only chosen, as model=NAME; choose from toy"),
     ("algorithm.clip_lo=0.1", "algorithm.clip_lo: is no option of tepo (did you mean algorithm.clip_low?)"),
     (

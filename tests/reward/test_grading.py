@@ -96,10 +96,14 @@ def test_rewards_are_found_by_name_and_by_path(users_module):
     assert load_reward("users_reward.mine")(None, None, None, None) == 42
 
 
-@pytest.mark.parametrize("name", ["exact_anser", "", "zzz"])
-def test_an_unknown_name_lists_the_known_and_the_nearest(name):
+@pytest.mark.parametrize(
+    ("name", "nearest"),
+    [("exact_anser", "exact_answer"), ("last_anwser", "last_answer"), ("", r"\w+"), ("zzz", r"\w+")],
+)
+def test_an_unknown_name_lists_the_known_and_the_nearest(name, nearest):
+    known = "exact_answer, last_answer"
     with pytest.raises(
-        UserError, match=f"data.reward={name} is unknown; did you mean exact_answer\\?.*Known: exact_answer"
+        UserError, match=f"data.reward={name} is unknown; did you mean {nearest}\\?.*Known: {known};"
     ):
         load_reward(name)
 

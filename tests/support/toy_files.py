@@ -1,11 +1,12 @@
-"""The files that the default configuration names, small and without a model behind them."""
+"""The files that the shipped configurations name, small and without a model behind them."""
 
 from pathlib import Path
 
 
 def make_toy_files(folder: Path) -> None:
-    """Make toy/train.jsonl, toy/test.jsonl, empty toy/tokenizer/ and toy/warm_start.nemo in `folder`."""
-    (folder / "toy" / "tokenizer").mkdir(parents=True)
-    (folder / "toy" / "warm_start.nemo").touch()
-    for name in ("train", "test"):
-        (folder / "toy" / f"{name}.jsonl").write_text('{"id": "1", "prompt": "1+1=", "gold": "2"}\n')
+    """Make prompt sets, an empty tokenizer/ and warm_start.nemo under toy/ and chain/ in `folder`."""
+    for task in ("toy", "chain"):
+        (folder / task / "tokenizer").mkdir(parents=True)
+        (folder / task / "warm_start.nemo").touch()
+        for name in ("train", "test"):
+            (folder / task / f"{name}.jsonl").write_text('{"id": "1", "prompt": "1+1=", "gold": "2"}\n')
