@@ -1,6 +1,6 @@
 """The report of a study as text: its tables, and how far they can be trusted."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from tepo_nemo.runs.files import to_json, write_atomic
@@ -86,21 +86,22 @@ def _claims(results: Results) -> Table:
             )
         )
     columns = ("direction", "measure", "expected", "difference of means (95 %)", "seeds", "verdict")
-    return Table("Directions of the paper", columns, rows, notes=_RULE)
+    return Table("Claims", columns, rows, notes=_RULE)
 
 
 def _accuracy(results: Results, table: schema.Table) -> Table:
+    def row(label: str, name: str, *, before: bool = False) -> tuple[str, ...]:
+        accuracies = results.accuracies(label, before=before)
+        return name, _count(results, label), *map(_percent, accuracies.values())
+
     first = table.rows[0].labels[0]
     before = results.accuracies(first, before=True)
-    rows = []
-    if any(summary.count for summary in before.values()):
-        rows.append(("before training", _count(results, first), *map(_percent, before.values())))
-    for label in _labels(table, width=2 + len(before), rows=rows):
-        accuracies = results.accuracies(label).values()
-        rows.append((label, _count(results, label), *map(_percent, accuracies)))
     columns = ("", "seeds", *before)
-    title = f"{table.title}: accuracy after training, %"
-    return Table(title, columns, rows, notes=(*_LEGEND[:1], *_samples(results)))
+    rows = _grouped(table, len(columns), lambda label: row(label, label))
+    if any(summary.count for summary in before.values()):
+        rows.insert(0, row(first, "before training", before=True))
+    notes = (*_LEGEND[:1], *_samples(results))
+    return Table(f"{table.title}: accuracy after training, %", columns, rows, notes)
 
 
 def _samples(results: Results) -> list[str]:
@@ -118,23 +119,26 @@ def _samples(results: Results) -> list[str]:
 
 
 def _training(results: Results, table: schema.Table) -> Table:
-    rows: list[tuple[str, ...]] = []
-    for label in _labels(table, width=2 + len(MEASURES), rows=rows):
-        texts = [
-            _text(summarize(results.values(label, name)), measure.form, runs=len(results.of(label)))
-            for name, measure in MEASURES.items()
-        ]
-        rows.append((label, _count(results, label), *texts))
+    def row(label: str) -> tuple[str, ...]:
+        runs = len(results.of(label))
+        summaries = {name: summarize(results.values(label, name)) for name in MEASURES}
+        texts = (_text(summary, MEASURES[name].form, runs=runs) for name, summary in summaries.items())
+        return label, _count(results, label), *texts
+
     columns = ("", "seeds", *(title_of(name, results.criteria) for name in MEASURES))
-    return Table(f"{table.title}: training", columns, rows, notes=_LEGEND)
+    return Table(f"{table.title}: training", columns, _grouped(table, len(columns), row), notes=_LEGEND)
 
 
-def _labels(table: schema.Table, *, width: int, rows: list[tuple[str, ...]]) -> Iterator[str]:
-    """The experiments of a table; their headings go to `rows` on the way."""
+def _grouped(
+    table: schema.Table, width: int, row_of: Callable[[str], tuple[str, ...]]
+) -> list[tuple[str, ...]]:
+    """The rows of all experiments of a table, each group under its heading."""
+    rows = []
     for group in table.rows:
         if group.title is not None:
             rows.append((f"**{group.title}**", *[""] * (width - 1)))
-        yield from group.labels
+        rows += map(row_of, group.labels)
+    return rows
 
 
 def _count(results: Results, label: str) -> str:

@@ -11,11 +11,10 @@ import time
 from pathlib import Path
 
 import pytest
+from support.processes import PATIENCE_S, is_alive, wait_until
 
 from tepo_nemo.errors import UserError
 from tepo_nemo.launch.local import CONSOLE_VARIABLE, free_port, run_ranks
-
-PATIENCE_S = 30.0
 
 
 def program(code: str) -> list[str]:
@@ -24,21 +23,6 @@ def program(code: str) -> list[str]:
         "-c",
         "import os, signal, sys, time\nrank = int(os.environ['RANK'])\n" + textwrap.dedent(code),
     ]
-
-
-def wait_until(condition) -> None:
-    deadline = time.monotonic() + PATIENCE_S
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen in time"
-        time.sleep(0.05)
-
-
-def is_alive(pid: int) -> bool:
-    """A zombie is dead: who reaps it in a container is not ours."""
-    try:
-        return "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text()
-    except FileNotFoundError:
-        return False
 
 
 def is_gone(pid: int) -> bool:

@@ -5,15 +5,13 @@ import signal
 import subprocess
 import sys
 import textwrap
-import time
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+from support.processes import PATIENCE_S, is_alive, wait_until
 
 from tepo_nemo.launch.pool import run_jobs
-
-PATIENCE_S = 30.0
 
 
 class Job(NamedTuple):
@@ -23,21 +21,6 @@ class Job(NamedTuple):
 
 def program(code: str) -> list[str]:
     return [sys.executable, "-c", "import os, signal, sys, time\n" + textwrap.dedent(code)]
-
-
-def wait_until(condition) -> None:
-    deadline = time.monotonic() + PATIENCE_S
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen in time"
-        time.sleep(0.05)
-
-
-def is_alive(pid: int) -> bool:
-    """A zombie is dead: who reaps it in a container is not ours."""
-    try:
-        return "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text()
-    except FileNotFoundError:
-        return False
 
 
 def test_all_jobs_run_and_a_failure_ends_no_other(tmp_path):

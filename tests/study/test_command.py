@@ -4,10 +4,10 @@ import os
 import re
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
+from support.processes import PATIENCE_S, is_alive, wait_until
 from support.study_runs import write_study
 
 from tepo_nemo.errors import UserError
@@ -16,7 +16,6 @@ from tepo_nemo.launch.pool import run_jobs
 from tepo_nemo.study.command import run_study
 from tepo_nemo.study.run import Launcher
 
-PATIENCE_S = 60.0
 # Leaves what a run leaves, and a line in starts.txt; fails, lies or waits where a file of its name says so.
 TRAIN = """
 import json, os, pathlib, sys, time
@@ -59,13 +58,6 @@ def starts(folder: Path) -> list[str]:
     names = [line.split()[0] for line in file.read_text().splitlines()] if file.exists() else []
     file.unlink(missing_ok=True)
     return names
-
-
-def wait_until(condition) -> None:
-    deadline = time.monotonic() + PATIENCE_S
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen in time"
-        time.sleep(0.05)
 
 
 def test_every_cell_runs_once_and_a_second_call_runs_none(folder, study, launcher, capsys):
@@ -207,7 +199,7 @@ def test_an_interrupted_study_goes_on_where_it_was(folder, command):
     pids = [int(line.split()[1]) for line in file.read_text().splitlines()]
     process.terminate()
     assert process.communicate(timeout=PATIENCE_S)[0].splitlines()[-1] == "interrupted"
-    assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
+    assert not any(is_alive(pid) for pid in pids)
     assert starts(folder) == ["tepo-seed_1", "grpo-dapo-seed_1", "tepo-seed_2"]
     assert not (folder / "out/report.md").exists()
 

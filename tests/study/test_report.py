@@ -115,10 +115,10 @@ def test_an_experiment_of_shared_cells_has_their_numbers(made):
     assert row(report, "Experiments", "masked KL") == ["experiment=panel_e_masked_kl", "1", "TEPO"]
 
 
-def test_directions(made):
+def test_claims(made):
     write_report(*made)
     report = (made[2] / "report.md").read_text()
-    table = "Directions of the paper"
+    table = "Claims"
     # GRPO/DAPO gets to a mean of 0.5 at step 4 once, and never (5, a bound) twice: 8/3 - 14/3
     steps = row(report, table, "fewer steps")
     assert steps[:2] == ["steps to a reward of 0.5", "TEPO lower than GRPO/DAPO"]
@@ -191,7 +191,7 @@ def test_nothing_finished_is_a_report_too(folder):
     write_report(study, plan, folder / "out")
     report = (folder / "out/report.md").read_text()
     assert row(report, "Table 1: training", "TEPO") == ["0 of 3", *["-"] * 8]
-    assert row(report, "Directions of the paper", "accuracy")[2:] == [
+    assert row(report, "Claims", "accuracy")[2:] == [
         "-",
         "0 / 0",
         "not decided by these seeds",
