@@ -6,7 +6,7 @@
 Whoever errs in one step ends wrong, nearly always: the reward of a whole chain has to be traced to its steps.
 
 Which split a problem belongs to is decided by a hash of its digits alone, in any order, whatever the seed.
-Each single step (a total and a digit) occurs in all splits: held out are the sums, not the steps.
+Single steps (a total and a digit) recur across the splits: held out are the sums, not the steps.
 
 The warm start is taught from `warm_start.jsonl`: sums of the training split with the chains of a careless
 student, who forgets a due carry three times out of five, is off by one in a few of his other steps, and goes
