@@ -39,5 +39,8 @@ setup(
         "rich>=13,<16",
         "tensorboard>=2.12,<3",
     ],
-    extras_require={"test": ["hypothesis>=6.100,<7", "pytest>=8,<10", "pytest-timeout>=2.2,<3"]},
+    extras_require={
+        "parquet": ["pyarrow>=14"],
+        "test": ["hypothesis>=6.100,<7", "pytest>=8,<10", "pytest-timeout>=2.2,<3"],
+    },
 )

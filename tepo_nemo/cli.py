@@ -5,9 +5,12 @@ import importlib.util
 import sys
 import warnings
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import NoReturn
 
+from tepo_nemo.data.sources import SOURCES
+from tepo_nemo.data.templates import TEMPLATES
 from tepo_nemo.errors import UserError
 from tepo_nemo.launch.outcome import ExitCode, print_error
 
@@ -160,6 +163,39 @@ def _prepare(
     return ExitCode.DONE
 
 
+def _prepare_math(arguments: argparse.Namespace) -> int:
+    from tepo_nemo.data.prepare import LengthLimit, prepare
+
+    if arguments.tokenizer is not None and arguments.max_prompt_length is None:
+        raise UserError(f"--tokenizer={arguments.tokenizer}: has no use without --max-prompt-length")
+    limit = None
+    if arguments.max_prompt_length is not None:
+        limit = LengthLimit(arguments.max_prompt_length, arguments.tokenizer)
+    lines = prepare(
+        arguments.source,
+        arguments.input,
+        arguments.output,
+        template_name=arguments.template,
+        limit=limit,
+        skip_malformed=arguments.skip_malformed,
+    )
+    print("\n".join(lines))
+    return ExitCode.DONE
+
+
+def _prepare_overlap(arguments: argparse.Namespace) -> int:
+    from tepo_nemo.data.overlap import find_overlap
+    from tepo_nemo.data.prompts import load_prompts
+    from tepo_nemo.runs.files import to_json
+
+    problems, others = (load_prompts(path) for path in (arguments.problems, arguments.others))
+    overlaps = find_overlap(problems, others)
+    for overlap in overlaps:
+        print(to_json(asdict(overlap)))
+    print(f"overlap {len(overlaps)} / {len(problems)}")
+    return ExitCode.DONE
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = _Parser(
         prog="tepo-nemo",
@@ -248,7 +284,59 @@ def _parser() -> argparse.ArgumentParser:
     for task in (toy, chain):
         task.add_argument("--output", type=Path, required=True, metavar="DIR", help="a new folder")
         task.add_argument("--seed", type=int, default=1, help="which problems are taken (default: 1)")
+
+    math = _add(
+        sets, "math", _prepare_math, "a training set or a benchmark of mathematics, from its public file",
+        "tepo-nemo prepare-data math dapo_math_17k --input dapo-math-17k.parquet --output dapo.jsonl "
+        "--template qwen2_5",
+        "tepo-nemo prepare-data math amc --input aimo-validation-amc.jsonl --output amc.jsonl "
+        "--template mistral_instruct",
+        "tepo-nemo prepare-data math jsonl --input mine.jsonl --output set.jsonl --template qwen3 "
+        "--tokenizer Qwen/Qwen3-14B --max-prompt-length 2048",
+        details=_sources_and_templates(),
+    )  # fmt: skip
+    math.add_argument("source", choices=SOURCES, metavar="SOURCE", help="see below")
+    math.add_argument(
+        "--input",
+        type=Path,
+        required=True,
+        metavar="FILE",
+        help="parquet, JSON lines or a JSON array; .gz too",
+    )
+    math.add_argument(
+        "--output", type=Path, required=True, metavar="FILE", help="a new file; a report is written beside it"
+    )
+    math.add_argument(
+        "--template", choices=TEMPLATES, required=True, metavar="NAME", help="what the model reads, see below"
+    )
+    math.add_argument(
+        "--max-prompt-length", type=_count, metavar="N", help="longest prompt that is kept, template included"
+    )
+    math.add_argument(
+        "--tokenizer", metavar="NAME", help="a folder or a name on the hub: count its tokens, not characters"
+    )
+    math.add_argument(
+        "--skip-malformed", action="store_true", help="leave malformed rows out and list them (default: stop)"
+    )
+
+    overlap = _add(
+        sets, "overlap", _prepare_overlap, "list the problems of a prompt set that also occur in another",
+        "tepo-nemo prepare-data overlap amc.jsonl dapo.jsonl",
+    )  # fmt: skip
+    overlap.add_argument("problems", type=Path, metavar="FILE", help="a prompt set, such as a benchmark")
+    overlap.add_argument("others", type=Path, metavar="OTHER", help="another one, such as a training set")
     return parser
+
+
+def _sources_and_templates() -> str:
+    sources = "".join(f"  {source.name:14} {source.about}\n" for source in SOURCES.values())
+    return f"sources:\n{sources}\ntemplates:\n  {', '.join(TEMPLATES)}\n"
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is no whole number from 1 on")
+    return int(text)
 
 
 def _add(

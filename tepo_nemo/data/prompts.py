@@ -1,10 +1,12 @@
 """A prompt set: a JSON-lines file with `id`, `prompt`, `gold` and, optionally, `metadata`."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
+from hashlib import sha256
 from pathlib import Path
 
 from tepo_nemo.errors import UserError
-from tepo_nemo.runs.files import read_json_lines
+from tepo_nemo.runs.files import read_json_lines, to_json
 
 _TEXT_FIELDS = ("id", "prompt", "gold")
 
@@ -55,7 +57,24 @@ def _to_prompt(fields: dict, place: str) -> Prompt:
 
 
 def _check_text(name: str, value: object, place: str) -> None:
+    fault = text_fault(value)
+    if fault is not None:
+        raise UserError(f"{place}: {name!r} {fault}")
+
+
+def text_fault(value: object) -> str | None:
+    """What keeps a value from being a text of a prompt set, and what to do; None for a good one."""
     if not isinstance(value, str) or not value.strip():
-        raise UserError(f"{place}: {name!r} is {value!r}; it must be a string that is not empty")
+        return f"is {value!r:.80}; it must be a string that is not empty"
     if any("\ud800" <= character <= "\udfff" for character in value):
-        raise UserError(f"{place}: {name!r} holds a lone surrogate; repair the text, no tokenizer takes it")
+        return "holds a lone surrogate; repair the text, no tokenizer takes it"
+    return None
+
+
+def fingerprint(prompts: Iterable[Prompt]) -> str:
+    """SHA-256 of ids, prompts and golds in their order: two sets that share it ask and expect the same."""
+    digest = sha256()
+    for prompt in prompts:
+        digest.update(to_json({"id": prompt.id, "prompt": prompt.prompt, "gold": prompt.gold}).encode())
+        digest.update(b"\n")
+    return digest.hexdigest()

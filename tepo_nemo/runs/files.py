@@ -86,20 +86,28 @@ def read_json_lines(path: Path) -> Iterator[tuple[int, dict]]:
         raise UserError(f"{path}: cannot be read ({error.strerror}); give the path of a file") from error
     with file:
         for number, line in enumerate(file, start=1):
-            yield number, _parse_line(line, f"{path}:{number}")
+            try:
+                yield number, parse_json_object(line)
+            except ValueError as error:
+                raise UserError(f"{path}:{number}: {error}") from error
 
 
-def _parse_line(line: bytes, place: str) -> dict:
+def parse_json_object(line: bytes) -> dict:
+    """The JSON object of a line.
+
+    Raises:
+        ValueError: it is not UTF-8, not strict JSON, or not an object; says which and what to do.
+    """
     try:
         value = json.loads(line.decode("utf-8"), parse_constant=_refuse_constant)
     except UnicodeDecodeError as error:
-        raise UserError(f"{place}: byte {error.start} is not UTF-8; save the file as UTF-8") from error
+        raise ValueError(f"byte {error.start} is not UTF-8; save the file as UTF-8") from error
     except (ValueError, RecursionError) as error:
         is_syntax = isinstance(error, json.JSONDecodeError)
         reason = f"{error.msg} at column {error.colno}" if is_syntax else error
-        raise UserError(f"{place}: is not JSON ({reason}); write one JSON object a line") from error
+        raise ValueError(f"is not JSON ({reason}); write one JSON object a line") from error
     if not isinstance(value, dict):
-        raise UserError(f"{place}: is a JSON {type(value).__name__}; write one JSON object a line")
+        raise ValueError(f"is a JSON {type(value).__name__}; write one JSON object a line")
     return value
 
 

@@ -5,6 +5,7 @@ MODULES = """
 tepo_nemo.runs.files tepo_nemo.runs.directory tepo_nemo.runs.metrics tepo_nemo.runs.summary
 tepo_nemo.runs.samples tepo_nemo.runs.console tepo_nemo.runs.plots tepo_nemo.runs.tensorboard
 tepo_nemo.data.prompts tepo_nemo.data.order tepo_nemo.data.toy tepo_nemo.data.char_tokenizer
+tepo_nemo.data.prepare tepo_nemo.data.overlap
 tepo_nemo.reward.result tepo_nemo.reward.exact_answer tepo_nemo.reward.grading
 """.split()
 
