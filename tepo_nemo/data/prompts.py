@@ -1,5 +1,6 @@
 """A prompt set: a JSON-lines file with `id`, `prompt`, `gold` and, optionally, `metadata`."""
 
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from hashlib import sha256
@@ -9,6 +10,7 @@ from tepo_nemo.errors import UserError
 from tepo_nemo.runs.files import read_json_lines, to_json
 
 _TEXT_FIELDS = ("id", "prompt", "gold")
+_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 @dataclass(frozen=True)
@@ -66,7 +68,7 @@ def text_fault(value: object) -> str | None:
     """What keeps a value from being a text of a prompt set, and what to do; None for a good one."""
     if not isinstance(value, str) or not value.strip():
         return f"is {value!r:.80}; it must be a string that is not empty"
-    if any("\ud800" <= character <= "\udfff" for character in value):
+    if _SURROGATE.search(value):
         return "holds a lone surrogate; repair the text, no tokenizer takes it"
     return None
 

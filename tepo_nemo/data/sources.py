@@ -16,7 +16,7 @@ class Source:
     name: str
     about: str  # in help texts
     licence: str  # of the public files, and whose the texts are; written to every prompt
-    answer_form: Literal["integer", "expression"] = "expression"  # integers are compared exactly
+    answer_form: Literal["expression", "integer", "numeric"] = "expression"  # what the grader compares
     id_field: str | None = None  # a column that is unique; None: rows are numbered
     id_from_text: bool = False  # rows repeat and are known by a hash of their text
     keep_repeats: Literal["first", "none"] = "first"  # of problems that occur several times with one answer
@@ -72,6 +72,7 @@ SOURCES: dict[str, Source] = {
             "minerva",
             "272 problems of MIT courses; the gold is the last box of the solution",
             "CC BY-NC-SA (MIT OpenCourseWare); MIT collection",
+            answer_form="numeric",
             published=272,
             kept={"type": "course", "course": "course"},
         ),
