@@ -28,6 +28,16 @@ _RESUME = """resume:
   The same command continues a study: finished cells are not run again, others start from their beginning.
   Exit code 1 says that cells have failed; the others have run, and the report is written.
 """
+_EVALUATION = """benchmarks:
+  data.evaluation lists them: name, path, samples, temperature, k; data=math has the paper's seven.
+  A benchmark's problems that also occur in data.train are found, and scores are given with and without them.
+
+output:
+  problems.jsonl  one line a problem: its answers with their grading
+  report.json     all scores: avg@k, pass@k, majority@k, both averages, intervals, counts
+  table.txt       the same in the paper's layout, beside the paper's rows
+  The same command again goes on where an evaluation was interrupted.
+"""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -69,6 +79,14 @@ def _train(arguments: argparse.Namespace) -> int:
     from tepo_nemo.launch.run import start_local_run
 
     return start_local_run(load_config(arguments.overrides, arguments.config))
+
+
+def _eval(arguments: argparse.Namespace) -> int:
+    from tepo_nemo.launch.evaluate import evaluation_config, start_local_evaluation
+
+    return start_local_evaluation(
+        evaluation_config(arguments.overrides, arguments.config, arguments.checkpoint, arguments.benchmarks)
+    )
 
 
 def _validate(arguments: argparse.Namespace) -> int:
@@ -217,7 +235,24 @@ def _parser() -> argparse.ArgumentParser:
         "tepo-nemo validate model.tensor_model_parallel_size=2 hardware.devices_per_node=4",
         details=_OVERRIDES,
     )  # fmt: skip
-    for command in (train, validate):
+    evaluate = _add(
+        commands, "eval", _eval, "evaluate a checkpoint on benchmarks, or go on where one was interrupted",
+        "tepo-nemo eval --checkpoint runs/toy",
+        "tepo-nemo eval --checkpoint runs/toy/checkpoints/step_000010.nemo --benchmarks toy output=scores/10",
+        "tepo-nemo eval --checkpoint MODEL.nemo --benchmarks amc,minerva data=math output=scores/model",
+        details=_OVERRIDES + _EVALUATION,
+    )  # fmt: skip
+    evaluate.add_argument(
+        "--checkpoint", type=Path, metavar="PATH",
+        help="a .nemo file, or a run directory, of which the last checkpoint is taken",
+    )  # fmt: skip
+    evaluate.add_argument(
+        "--benchmarks",
+        type=lambda names: names.split(","),
+        metavar="NAME,NAME",
+        help="of data.evaluation (default: all of them)",
+    )
+    for command in (train, validate, evaluate):
         command.add_argument(
             "--config", type=Path, metavar="FILE", help="start from a saved config.yaml, not from presets"
         )

@@ -174,6 +174,13 @@ def _check_evaluation(data: DataConfig) -> None:
         raise UserError(
             f"data.eval_interval={data.eval_interval}: there is nothing to evaluate (set data.evaluation)"
         )
+    for number, benchmark in enumerate(data.evaluation):
+        if benchmark.k and max(benchmark.k) > benchmark.samples:
+            raise UserError(
+                f"data.evaluation.{number}.k={benchmark.k}: {max(benchmark.k)} is more than the "
+                f"{benchmark.samples} samples of {benchmark.name} (set a smaller k, or "
+                f"data.evaluation.{number}.samples)"
+            )
     names = [benchmark.name for benchmark in data.evaluation]
     for number, name in enumerate(names):
         if name in names[:number]:

@@ -131,6 +131,10 @@ class EvaluationSet(Section):
     """Responses a prompt; the score is their average."""
     temperature: NonNegative = 0.0
     """0 takes the most likely token."""
+    k: list[Count] = []
+    """For pass@k and majority@k in `tepo-nemo eval`, each at most samples, which comes on top."""
+    answer_form: Literal["expression", "integer", "numeric", "choice"] | None = None
+    """How golds are compared, for a reward that asks; null is what the metadata of each prompt says."""
 
 
 class DataConfig(Section):

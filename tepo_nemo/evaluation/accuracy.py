@@ -1,6 +1,6 @@
-"""avg@k of a policy on a set of problems."""
+"""Answers of a policy to the problems of a benchmark, graded."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from tepo_nemo.rollout.batch import ScoredBatch, TokenizedPrompt
@@ -20,11 +20,6 @@ class EvaluationSet:
     temperature: float  # 0 is greedy
 
 
-def average_at_k(scored: ScoredBatch) -> float:
-    """Mean over problems of the mean reward of their k answers; one that could not be graded counts 0."""
-    return float((scored.rewards * scored.valid).mean())
-
-
 def evaluate(
     infer: Callable[[GenerationRequest], Generation],
     grader: Grader,
@@ -33,12 +28,12 @@ def evaluate(
     seed: int,
     max_response_length: int,
     prompts_at_once: int | None = None,
-) -> ScoredBatch:
-    """Answer and grade every problem of a set.
+) -> Iterator[ScoredBatch]:
+    """Answer and grade every problem of a set, in batches of `prompts_at_once` (None: all) in their order.
 
     The noise depends on the seed, the set and the problem alone, so that two policies (or one before and
-    after training) are compared under common random numbers. A batch of `prompts_at_once` (None: all) is
-    graded while the next one is generated.
+    after training) are compared under common random numbers, and a part of the set is answered as in the
+    whole. A batch is graded while the next one is generated.
     """
     rollouts = generate(
         infer,
@@ -49,4 +44,11 @@ def evaluate(
         max_response_length=max_response_length,
         prompts_at_once=prompts_at_once,
     )
-    return grader.score(rollouts)
+    graded: Callable[[], ScoredBatch] | None = None
+    for batch in rollouts:
+        started = grader.submit(batch)
+        if graded is not None:
+            yield graded()
+        graded = started
+    if graded is not None:
+        yield graded()

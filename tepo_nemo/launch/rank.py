@@ -2,6 +2,7 @@
 
 import argparse
 import os
+import signal
 import sys
 import time
 import traceback
@@ -25,8 +26,10 @@ def main() -> NoReturn:
     """`python -m tepo_nemo.launch.rank --config FILE`: a rank of the local launcher; the run is checked."""
     parser = argparse.ArgumentParser(prog="tepo_nemo.launch.rank")
     parser.add_argument("--config", type=Path, required=True, help="the resolved configuration of the run")
+    parser.add_argument("--evaluate", action="store_true", help="evaluate the checkpoint, do not train it")
     arguments = parser.parse_args()
-    end_with(lambda: run_rank(load_config(config_file=arguments.config)))
+    body = evaluate_as_rank if arguments.evaluate else run_rank
+    end_with(lambda: body(load_config(config_file=arguments.config)))
 
 
 def train_from_overrides(overrides: Sequence[str]) -> NoReturn:
@@ -53,6 +56,16 @@ def run_rank(config: Config) -> None:
     from tepo_nemo.nemo.run import train
 
     train(config, console=_console())
+
+
+def evaluate_as_rank(config: Config) -> None:
+    """Evaluate as that rank, in an evaluation directory that is made."""
+    # What is answered is written down already: the next evaluation goes on from there.
+    signal.signal(signal.SIGTERM, lambda *_: os._exit(ExitCode.STOPPED))
+    prepare_devices(config)
+    from tepo_nemo.nemo.evaluate import evaluate_checkpoint
+
+    evaluate_checkpoint(config, console=_console())
 
 
 def prepare_devices(config: Config) -> None:

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 from typing import TextIO
 
@@ -10,7 +10,9 @@ import torch
 
 from tepo_nemo.config.schema import Config
 from tepo_nemo.data.order import PromptOrder
-from tepo_nemo.evaluation.accuracy import EvaluationSet, average_at_k, evaluate
+from tepo_nemo.evaluation.accuracy import EvaluationSet, evaluate
+from tepo_nemo.evaluation.records import ProblemRecord, records_of
+from tepo_nemo.evaluation.scores import average
 from tepo_nemo.nemo.build import Host, build_host
 from tepo_nemo.nemo.policy import MegatronPolicy
 from tepo_nemo.nemo.prompts import load_tokenized
@@ -56,33 +58,35 @@ def connect_policy(host: Host, config: Config, objective: Objective) -> Megatron
     return policy
 
 
-@dataclass(frozen=True)
-class Datasets:
-    """The tokenized prompt sets of a run."""
-
-    train: list[TokenizedPrompt]
-    evaluation: list[EvaluationSet]
+def load_training_set(config: Config, host: Host) -> list[TokenizedPrompt]:
+    """Read, tokenize and check the prompts to train on."""
+    return _load(config, host, config.data.train, "data.train")
 
 
-def load_datasets(config: Config, host: Host) -> Datasets:
-    """Read, tokenize and check every prompt set of the configuration."""
+def load_evaluation_sets(config: Config, host: Host) -> list[EvaluationSet]:
+    """Read, tokenize and check every benchmark of the configuration."""
+    sets = []
+    for entry in config.data.evaluation:
+        prompts = _load(config, host, entry.path, "data.evaluation")
+        if entry.answer_form is not None:
+            prompts = [_with_answer_form(prompt, entry.answer_form) for prompt in prompts]
+        sets.append(EvaluationSet(entry.name, prompts, entry.samples, entry.temperature))
+    return sets
 
-    def load(path: Path, key: str) -> list[TokenizedPrompt]:
-        return load_tokenized(
-            path,
-            host.actor.tokenizer,
-            key=key,
-            max_response_length=config.rollout.max_response_length,
-            sequence_length=host.actor.cfg.encoder_seq_length,
-        )
 
-    return Datasets(
-        train=load(config.data.train, "data.train"),
-        evaluation=[
-            EvaluationSet(entry.name, load(entry.path, "data.evaluation"), entry.samples, entry.temperature)
-            for entry in config.data.evaluation
-        ],
+def _load(config: Config, host: Host, path: Path, key: str) -> list[TokenizedPrompt]:
+    return load_tokenized(
+        path,
+        host.actor.tokenizer,
+        key=key,
+        max_response_length=config.rollout.max_response_length,
+        sequence_length=host.actor.cfg.encoder_seq_length,
     )
+
+
+def _with_answer_form(prompt: TokenizedPrompt, answer_form: str) -> TokenizedPrompt:
+    metadata = prompt.prompt.metadata | {"answer_form": answer_form}
+    return prompt._replace(prompt=replace(prompt.prompt, metadata=metadata))
 
 
 def prompts_at_once(config: Config, samples: int) -> int | None:
@@ -98,21 +102,20 @@ def evaluator(
 
     def run() -> dict[str, float]:
         policy.prepare_for_inference()
-        scores = {
-            entry.name: average_at_k(
-                evaluate(
-                    policy.infer,
-                    grader,
-                    entry,
-                    seed=config.seed,
-                    max_response_length=config.rollout.max_response_length,
-                    prompts_at_once=prompts_at_once(config, entry.samples),
-                )
-            )
-            for entry in sets
-        }
+        scores = {entry.name: average(answered(entry)) for entry in sets}
         policy.finish_inference()
         return scores
+
+    def answered(entry: EvaluationSet) -> list[ProblemRecord]:
+        batches = evaluate(
+            policy.infer,
+            grader,
+            entry,
+            seed=config.seed,
+            max_response_length=config.rollout.max_response_length,
+            prompts_at_once=prompts_at_once(config, entry.samples),
+        )
+        return [record for scored in batches for record in records_of(entry.name, scored)]
 
     return run
 
@@ -130,20 +133,20 @@ def train(config: Config, console: TextIO) -> None:
     started = time.monotonic()
     objective = registry.build(config.algorithm.name, config.algorithm.options)
     host = build_host(config)
-    datasets = load_datasets(config, host)
+    prompts, sets = load_training_set(config, host), load_evaluation_sets(config, host)
     policy = connect_policy(host, config, objective)
     grader = Grader(policy, load_reward(config.data.reward), host.actor.tokenizer.ids_to_text)
-    evaluate_all = evaluator(config, policy, grader, datasets.evaluation)
+    evaluate_all = evaluator(config, policy, grader, sets)
     directory = RunDirectory(config.output)
     recorder = make_recorder(config, directory, console) if policy.is_main else SilentRecorder()
-    trainer = make_trainer(config, policy, objective, grader, datasets.train, evaluate_all, recorder)
+    trainer = make_trainer(config, policy, objective, grader, prompts, evaluate_all, recorder)
     status, before, after = "failed", None, None
     try:
-        if config.data.evaluate_before and datasets.evaluation:
+        if config.data.evaluate_before and sets:
             before = evaluate_all()
             recorder.evaluation("before", before)
         trainer.fit()
-        if config.data.evaluate_after and datasets.evaluation:
+        if config.data.evaluate_after and sets:
             after = evaluate_all()
             recorder.evaluation("after", after)
         status = "done"

@@ -53,7 +53,7 @@ def error_line(capsys, *arguments: str) -> str:
         ([], "the following arguments are required: COMMAND (see tepo-nemo --help)"),
         (
             ["trian"],
-            "argument COMMAND: invalid choice: 'trian' (choose from 'train', 'validate', 'plot', "
+            "argument COMMAND: invalid choice: 'trian' (choose from 'train', 'validate', 'eval', 'plot', "
             "'study', 'bench', 'prepare-data') "
             "(see tepo-nemo --help)",
         ),

@@ -1,30 +1,18 @@
-"""avg@k by hand, and what the answers of an evaluation depend on."""
+"""What the answers of an evaluation depend on, and their score by hand."""
 
 import pytest
 import torch
-from support.rollouts import Response, make_prompt, make_scored
+from support.rollouts import make_prompt
 from support.tiny_run import PROMPTS, letter_reward, make_objective
 from support.torch_policy import STOP, TorchPolicy, spell
 
-from tepo_nemo.evaluation.accuracy import EvaluationSet, average_at_k, evaluate
+from tepo_nemo.evaluation.accuracy import EvaluationSet, evaluate
+from tepo_nemo.evaluation.records import records_of
+from tepo_nemo.evaluation.scores import average
+from tepo_nemo.rollout.batch import concatenate_scored
 from tepo_nemo.rollout.protocol import Generation
 from tepo_nemo.rollout.sampling import row_keys
 from tepo_nemo.rollout.scoring import Grader
-
-
-def test_average_at_k_is_the_mean_over_problems_of_their_mean():
-    """3 problems x 4 answers, the rows mixed: 2 / 4, 4 / 4 and 1 / 4."""
-    rewards = {0: [1.0, 0.0, 1.0, 0.0], 1: [1.0] * 4, 2: [0.0, 0.0, 0.0, 1.0]}
-    rows = [Response(group, rewards[group][sample]) for sample in range(4) for group in rewards]
-    assert average_at_k(make_scored(rows)) == pytest.approx((2 / 4 + 4 / 4 + 1 / 4) / 3)
-
-
-@pytest.mark.parametrize(
-    "rewards, score", [([1.0, None], 0.5), ([None, None], 0.0), ([0.5, 1.0], 0.75), ([0.0, 0.0], 0.0)]
-)
-def test_an_answer_that_could_not_be_graded_counts_as_wrong(rewards, score):
-    """It stays in the denominator, unlike in training."""
-    assert average_at_k(make_scored([Response(0, reward) for reward in rewards])) == score
 
 
 class Host:
@@ -48,13 +36,14 @@ class Host:
 def ask(prompts, *, name="test", seed=5, samples=2, temperature=0.6):
     host = Host()
     grader = Grader(host, letter_reward, lambda tokens: "")
-    evaluate(
+    batches = evaluate(
         host.infer,
         grader,
         EvaluationSet(name, prompts, samples, temperature),
         seed=seed,
         max_response_length=9,
     )
+    assert len(list(batches)) == 1
     (request,) = host.requests
     keys = row_keys(request.seed, request.prompt_keys, request.sample_indices, torch.device("cpu")).tolist()
     return request, keys
@@ -76,18 +65,49 @@ def test_problems_keep_their_noise_whatever_else_is_asked():
         assert not set(ask([make_prompt(0)], **other)[1]) & set(keys)
 
 
-def score(policy, **changes):
+def score(policy, prompts_at_once=None, **changes):
     settings = dict(name="letters", prompts=PROMPTS, samples=8, temperature=0.6) | changes
     policy.prepare_for_inference()
-    scored = evaluate(
+    batches = evaluate(
         policy.infer,
         Grader(policy, letter_reward, spell),
         EvaluationSet(**settings),
         seed=1,
         max_response_length=5,
+        prompts_at_once=prompts_at_once,
     )
+    scored = concatenate_scored(list(batches))
     policy.finish_inference()
     return scored
+
+
+@pytest.mark.parametrize("prompts_at_once", [1, 4, 6, 7])
+def test_batches_are_a_matter_of_memory_alone(prompts_at_once):
+    whole, parts = score(TorchPolicy(make_objective())), score(TorchPolicy(make_objective()), prompts_at_once)
+    assert parts.texts == whole.texts
+    assert parts.results == whole.results
+    assert parts.rollouts.groups.tolist() == whole.rollouts.groups.tolist()
+
+
+def test_a_part_of_a_set_is_answered_as_in_the_whole():
+    """An evaluation that goes on after an interruption asks only what is left."""
+    whole = score(TorchPolicy(make_objective()))
+    assert score(TorchPolicy(make_objective()), prompts=PROMPTS[2:]).texts == whole.texts[16:]
+
+
+def test_a_batch_is_told_before_the_next_but_one_is_generated():
+    """What is graded is written down early: an interruption loses two batches at most."""
+    host = Host()
+    evaluation = EvaluationSet("test", [make_prompt(n) for n in range(4)], 1, 0.0)
+    batches = evaluate(
+        host.infer,
+        Grader(host, letter_reward, lambda tokens: ""),
+        evaluation,
+        seed=1,
+        max_response_length=9,
+        prompts_at_once=1,
+    )
+    assert [len(host.requests) for _ in batches] == [2, 3, 4, 4]
 
 
 def test_the_same_weights_give_the_same_answers_and_others_do_not():
@@ -103,7 +123,7 @@ def test_the_score_of_a_policy_by_hand():
         gold in text and not text.startswith("c") for gold, text in zip(golds, scored.texts, strict=True)
     ]
     assert 0 < sum(right) < 48
-    assert average_at_k(scored) == pytest.approx(sum(right) / 48)
+    assert average(records_of("letters", scored)) == pytest.approx(sum(right) / 48)
 
 
 def test_greedy_answers_are_the_most_likely_tokens():

@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+PROBLEM = '{"id": "1", "prompt": "1+1=", "gold": "2"}\n'
+
 
 def make_toy_files(folder: Path) -> None:
     """Make prompt sets, an empty tokenizer/ and warm_start.nemo under toy/ and chain/ in `folder`."""
@@ -9,4 +11,13 @@ def make_toy_files(folder: Path) -> None:
         (folder / task / "tokenizer").mkdir(parents=True)
         (folder / task / "warm_start.nemo").touch()
         for name in ("train", "test"):
-            (folder / task / f"{name}.jsonl").write_text('{"id": "1", "prompt": "1+1=", "gold": "2"}\n')
+            (folder / task / f"{name}.jsonl").write_text(PROBLEM)
+
+
+def make_math_files(folder: Path) -> None:
+    """Make the prompt sets of data=math, one problem each, in `folder`/math."""
+    (folder / "math").mkdir()
+    for name in (
+        "dapo_math_17k", "aime24", "aime25", "amc", "math500", "omni_math", "olympiadbench", "minerva"
+    ):  # fmt: skip
+        (folder / "math" / f"{name}.jsonl").write_text(PROBLEM)
