@@ -1,7 +1,8 @@
 """Evaluating a checkpoint on this machine."""
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -44,9 +45,9 @@ def find_checkpoint(path: Path) -> Checkpoint:
 
 def evaluation_config(
     overrides: Sequence[str],
-    config_file: Path | None,
-    checkpoint: Path | None,
-    benchmarks: Sequence[str] | None,
+    config_file: Path | None = None,
+    checkpoint: Path | None = None,
+    benchmarks: Sequence[str] | None = None,
 ) -> Config:
     """The configuration of an evaluation.
 
@@ -85,17 +86,36 @@ def start_local_evaluation(config: Config) -> int:
     if config.hardware.nodes > 1:
         raise UserError(
             f"hardware.nodes={config.hardware.nodes}: this command starts the ranks of one machine "
-            "(set hardware.nodes=1)"
+            "(start examples/evaluate.py with srun or torchrun, or set hardware.nodes=1)"
         )
+    with evaluation_directory(config) as directory:
+        return run_ranks(
+            [sys.executable, "-m", "tepo_nemo.launch.rank", "--evaluate", "--config", str(directory.config)],
+            ranks=config.layout.world,
+            logs=directory.logs,
+            environment={"OMP_NUM_THREADS": "1"} if config.hardware.accelerator == "cpu" else {},
+        )
+
+
+@contextmanager
+def evaluation_directory(config: Config) -> Iterator[EvaluationDirectory]:
+    """The directory of a new evaluation, or of the same one that was interrupted.
+
+    It is taken away again where a mistake ends the evaluation before its first answer. Raises UserError on a
+    mistake that shows without the model.
+    """
     load_reward(config.data.reward)
     load_prompts(config.data.train)
+    existed = config.output.exists()
     directory = EvaluationDirectory.open(config.output, dump_config(config), subject_of(config))
-    return run_ranks(
-        [sys.executable, "-m", "tepo_nemo.launch.rank", "--evaluate", "--config", str(directory.config)],
-        ranks=config.layout.world,
-        logs=directory.logs,
-        environment={"OMP_NUM_THREADS": "1"} if config.hardware.accelerator == "cpu" else {},
-    )
+    try:
+        yield directory
+    except UserError:
+        if not directory.problems.exists():
+            directory.empty()
+            if not existed:
+                directory.path.rmdir()
+        raise
 
 
 def subject_of(config: Config) -> dict:

@@ -13,6 +13,7 @@ from typing import NoReturn, TextIO
 from tepo_nemo.config.load import load_config
 from tepo_nemo.config.schema import Config
 from tepo_nemo.errors import UserError
+from tepo_nemo.launch.evaluate import evaluation_config, evaluation_directory
 from tepo_nemo.launch.local import CONSOLE_VARIABLE
 from tepo_nemo.launch.outcome import ExitCode, print_error
 from tepo_nemo.launch.preflight import check_run
@@ -34,10 +35,8 @@ def main() -> NoReturn:
 
 def train_from_overrides(overrides: Sequence[str]) -> NoReturn:
     """A rank that srun or torchrun has started, or the only one; checks the run as `tepo-nemo train` does."""
-    set_rank_variables(os.environ)
-    rank = int(os.environ["RANK"])
 
-    def train() -> None:
+    def train(rank: int) -> None:
         config = load_config(overrides)
         _check_world(config)
         check_run(config)
@@ -47,7 +46,29 @@ def train_from_overrides(overrides: Sequence[str]) -> NoReturn:
         else:
             run_rank(config)
 
-    end_with(train, report=print_error if rank == 0 else _print_error_late)
+    _end_as_rank(train)
+
+
+def evaluate_from_overrides(overrides: Sequence[str]) -> NoReturn:
+    """The same for `tepo-nemo eval` of `model.restore_from_path`."""
+
+    def evaluate(rank: int) -> None:
+        config = evaluation_config(overrides)
+        _check_world(config)
+        if rank == 0:
+            with evaluation_directory(config):
+                evaluate_as_rank(config)
+        else:
+            evaluate_as_rank(config)
+
+    _end_as_rank(evaluate)
+
+
+def _end_as_rank(body: Callable[[int], None]) -> NoReturn:
+    """Run `body` as the rank that srun or torchrun has made of this process, and end it."""
+    set_rank_variables(os.environ)
+    rank = int(os.environ["RANK"])
+    end_with(lambda: body(rank), report=print_error if rank == 0 else _print_error_late)
 
 
 def run_rank(config: Config) -> None:

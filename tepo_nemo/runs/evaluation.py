@@ -1,6 +1,7 @@
 """The directory of an evaluation, which an interrupted one leaves behind and the next one continues in."""
 
 import json
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -39,6 +40,11 @@ class EvaluationDirectory:
                 f"output={path}: cannot be written ({error.strerror}); choose another folder"
             ) from error
         return directory
+
+    def empty(self) -> None:
+        """Take away all that the directory holds; nothing but an evaluation's own is in it."""
+        for path in self.path.iterdir():
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
 
     def _check_same(self, subject: dict) -> None:
         begun = json.loads(self._subject.read_text(encoding="utf-8"))

@@ -269,7 +269,10 @@ def test_prepare_data_does_not_overwrite(capsys, folder):
 
 @pytest.mark.parametrize(
     "arguments",
-    [[], ["train"], ["validate"], ["plot"], ["study"], *(["prepare-data", t] for t in TASKS)],
+    [
+        [], ["train"], ["eval"], ["validate"], ["plot"], ["study"],
+        *(["prepare-data", name] for name in (*TASKS, "math")),
+    ],  # fmt: skip
 )
 def test_help_says_examples_and_exit_codes(capsys, arguments):
     with pytest.raises(SystemExit) as end:

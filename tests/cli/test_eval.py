@@ -8,6 +8,7 @@ from support.toy_files import make_math_files, make_toy_files
 
 from tepo_nemo import cli
 from tepo_nemo.config.load import load_config
+from tepo_nemo.errors import UserError
 from tepo_nemo.launch import evaluate as launch_evaluate
 
 
@@ -173,3 +174,14 @@ def test_a_run_without_a_checkpoint_is_refused(capsys, run, started):
 def test_an_evaluation_does_not_go_into_a_run(capsys, run):
     checkpoint = "run/checkpoints/step_000009.nemo"
     assert "is not empty" in error_line(capsys, "--checkpoint", checkpoint, "output=run")
+
+
+def test_a_mistake_that_only_the_ranks_find_is_one_line_and_leaves_nothing(capsys, folder, monkeypatch):
+    def refuse(*_, logs: Path, **__):
+        (logs / "rank_0.log").write_text("noise")
+        raise UserError("data.evaluation=test.jsonl: prompt '1' has no tokens")
+
+    monkeypatch.setattr(launch_evaluate, "run_ranks", refuse)
+    arguments = ["--checkpoint", "toy/warm_start.nemo", "output=scores"]
+    assert error_line(capsys, *arguments) == "data.evaluation=test.jsonl: prompt '1' has no tokens"
+    assert not (folder / "scores").exists()

@@ -23,7 +23,7 @@ def folder(tmp_path, monkeypatch):
 
 
 def run(entry: str, train: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Run `entry` in a process where training is the body `train` and no stand-in for CUDA is loaded."""
+    """Run `entry` where training, or evaluating, is the body `train` and no stand-in for CUDA is loaded."""
     code = f"""
 import os, sys, threading, time, types
 from pathlib import Path
@@ -32,9 +32,10 @@ import tepo_nemo.cpu
 tepo_nemo.cpu.install = lambda: print("stand-ins, GPUs hidden:", repr(os.environ.get("CUDA_VISIBLE_DEVICES")))
 def train(config, console):
 {textwrap.indent(textwrap.dedent(train), "    ")}
-module = types.ModuleType("tepo_nemo.nemo.run")
-module.train = train
-sys.modules["tepo_nemo.nemo.run"] = module
+for name, function in (("run", "train"), ("evaluate", "evaluate_checkpoint")):
+    module = types.ModuleType("tepo_nemo.nemo." + name)
+    setattr(module, function, train)
+    sys.modules["tepo_nemo.nemo." + name] = module
 from tepo_nemo.launch import rank
 {entry}
 """
@@ -210,3 +211,38 @@ def test_another_rank_leaves_the_report_to_rank_0_but_does_not_stay_silent_for_e
     ended = run(entry, "raise UserError('no such file here')", RANK="1", WORLD_SIZE="1", LOCAL_RANK="1")
     assert ended.returncode == 2
     assert ended.stderr == "tepo-nemo: error: rank 1: no such file here\n"
+
+
+def evaluating_rank(body: str, *overrides: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    arguments = ["model.restore_from_path=toy/warm_start.nemo", "output=scores", *overrides]
+    return run(f"rank.evaluate_from_overrides({arguments!r})", body, **environment)
+
+
+def test_rank_0_opens_the_directory_of_an_evaluation(folder):
+    ended = evaluating_rank("print(sorted(os.listdir(config.output)), file=console)")
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert ended.stdout.splitlines()[-1] == "['config.yaml', 'logs', 'subject.json']"
+    again = evaluating_rank("print(config.seed)", "seed=2")
+    assert again.returncode == 2
+    assert again.stderr.startswith(f"tepo-nemo: error: output={folder}/scores: is an evaluation with seed 1")
+
+
+@pytest.mark.parametrize(("answered", "left"), [(False, False), (True, True)])
+def test_a_mistake_before_the_first_answer_leaves_no_evaluation(folder, answered, left):
+    body = (
+        "(config.output / 'problems.jsonl').touch()\n" * answered + "raise UserError('a prompt is too long')"
+    )
+    assert evaluating_rank(body).returncode == 2
+    assert (folder / "scores").exists() == left
+
+
+def test_an_evaluation_that_is_stopped_ends_with_3():
+    ended = evaluating_rank("import signal; os.kill(os.getpid(), signal.SIGTERM); time.sleep(50)")
+    assert (ended.returncode, ended.stderr) == (3, "")
+
+
+def test_a_rank_of_the_local_launcher_evaluates():
+    Path("config.yaml").write_text(dump_config(load_config(SMALL)))
+    entry = "sys.argv = ['rank', '--evaluate', '--config', 'config.yaml']\nrank.main()"
+    ended = run(entry, "print('evaluates', file=console)", RANK="0", WORLD_SIZE="1", LOCAL_RANK="0")
+    assert (ended.returncode, ended.stdout.splitlines()[-1]) == (0, "evaluates")
