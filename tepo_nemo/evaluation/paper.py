@@ -43,9 +43,10 @@ def _rows(model: str, *rows: tuple) -> list[PaperRow]:
     return [PaperRow(model, method, scores, average) for method, *scores, average in rows]
 
 
+MAIN_MODEL = "qwen2_5_7b"
 ROWS: list[PaperRow] = [
     *_rows(
-        "qwen2_5_7b",
+        MAIN_MODEL,
         ("base", 0.94, 0.94, 14.34, 43.20, 13.73, 16.74, 21.69, 13.30),
         ("GRPO/DAPO", 11.25, 5.00, 42.80, 76.60, 25.00, 37.92, 33.08, 30.85),
         ("Clip-Cov", 10.83, 7.40, 42.84, 75.60, 26.11, 39.40, 37.86, 31.64),

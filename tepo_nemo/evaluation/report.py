@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 
-from tepo_nemo.evaluation.paper import BENCHMARKS, ROWS
+from tepo_nemo.evaluation.paper import BENCHMARKS, MAIN_MODEL, ROWS, PaperRow
 from tepo_nemo.evaluation.records import ProblemRecord
 from tepo_nemo.evaluation.scores import (
     Averages,
@@ -107,14 +107,22 @@ def _table(report: Report, model: str) -> str:
     rows = [("%", *map(_label, names), "Avg, generations", "Avg, benchmarks")]
     rows.append(_own_row("this model", names, report.scores, report.averages))
     rows.append(_own_row("without overlap", names, report.clean, report.clean_averages))
-    known = [row for row in ROWS if row.model == model] or [row for row in ROWS if row.model == ROWS[0].model]
     if set(names) & set(BENCHMARKS):
-        for row in known:
-            printed = dict(zip(BENCHMARKS, row.scores, strict=True))
-            cells = [_paper_cell(printed.get(name)) for name in names]
-            own = _paper_cell(sum(row.scores) / len(row.scores) if None not in row.scores else None)
-            rows.append((f"paper: {row.model}, {row.method}", *cells, _paper_cell(row.average), own))
+        known = [row for row in ROWS if row.model == model] or [
+            row for row in ROWS if row.model == MAIN_MODEL
+        ]
+        rows += [_paper_row(row, names) for row in known]
     return _aligned(rows)
+
+
+def _paper_row(row: PaperRow, names: Sequence[str]) -> tuple[str, ...]:
+    """Its averages too where they are over the same benchmarks."""
+    printed = dict(zip(BENCHMARKS, row.scores, strict=True))
+    both: list[float | None] = [None, None]
+    if set(names) == set(BENCHMARKS):
+        both = [row.average, None if None in row.scores else sum(row.scores) / len(row.scores)]
+    cells = ["-" if value is None else f"{value:.2f}" for value in (*map(printed.get, names), *both)]
+    return (f"paper: {row.model}, {row.method}", *cells)
 
 
 def _own_row(
@@ -143,10 +151,6 @@ def _with_interval(score: Score) -> str:
 
 def _per_k(values: Mapping[int, float]) -> str:
     return " ".join(f"@{k} {100 * value:.2f}" for k, value in values.items()) or "-"
-
-
-def _paper_cell(value: float | None) -> str:
-    return "-" if value is None else f"{value:.2f}"
 
 
 def _aligned(rows: Sequence[Sequence[str]]) -> str:
