@@ -55,11 +55,13 @@ def to_problem(fields: dict, number: int, source: Source) -> Problem:
     gold = _gold(fields)
     if source.answer_form == "integer":
         gold = _canonical_integer(gold)
-    further = _section(fields, "metadata") | _section(fields, "meta") | fields
+    section = _section(fields, "metadata") | _section(fields, "meta")
+    further = section | fields
     metadata = {
         "source": source.name,
         "licence": source.licence,
         "answer_form": source.answer_form,
+        **(section if source.keeps_metadata else {}),
         "problem": text,
         **{name: further[column] for column, name in source.kept.items() if column in further},
     }

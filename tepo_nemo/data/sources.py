@@ -22,6 +22,7 @@ class Source:
     keep_repeats: Literal["first", "none"] = "first"  # of problems that occur several times with one answer
     published: int | None = None  # problems that the paper's evaluation has
     kept: dict[str, str] = field(default_factory=dict)  # column -> its name in the metadata
+    keeps_metadata: bool = False  # all that a row has in `metadata`, which may also say more of its gold
 
 
 SOURCES: dict[str, Source] = {
@@ -76,7 +77,13 @@ SOURCES: dict[str, Source] = {
             published=272,
             kept={"type": "course", "course": "course"},
         ),
-        Source("jsonl", "problems of your own: id, problem, answer", "not stated", id_field="id"),
+        Source(
+            "jsonl",
+            "problems of your own: id, problem, answer and, optionally, metadata",
+            "not stated",
+            id_field="id",
+            keeps_metadata=True,
+        ),
     )
 }
 """By name; `jsonl` is any file with the columns of `problems.py`."""

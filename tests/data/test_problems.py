@@ -75,6 +75,21 @@ def test_further_columns_may_stand_in_a_section_of_their_own():
     assert to_problem(fields, 1, SOURCES["math500"]).metadata["level"] == 3
 
 
+def test_metadata_of_ones_own_goes_along_and_may_say_how_golds_are_compared():
+    fields = {
+        "id": "a",
+        "problem": "Add.",
+        "answer": "2",
+        "metadata": {"answer_form": "choice", "licence": "CC0"},
+    }
+    assert to_problem(fields, 1, SOURCES["jsonl"]).metadata == {
+        "source": "jsonl",
+        "licence": "CC0",
+        "answer_form": "choice",
+        "problem": "Add.",
+    }
+
+
 def test_ids_are_those_of_the_source_or_numbers_or_of_the_text():
     row = {"id": 5, "problem": "a  b", "answer": "1"}
     assert to_problem(row, 12, SOURCES["olympiadbench"]).id == "5"
