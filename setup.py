@@ -32,8 +32,10 @@ setup(
     # Wide ranges, up to the next major version, so that a NeMo container keeps what it has.
     install_requires=[
         "hydra-core>=1.3,<1.4",
+        "math-verify[antlr4_9_3]>=0.9,<0.10",  # hydra-core needs the same antlr4
         "matplotlib>=3.7,<4",
         "omegaconf>=2.3,<2.4",
+        "pebble>=5.1,<6",
         "pydantic>=2.5,<3",
         "pyyaml>=6,<7",
         "rich>=13,<16",

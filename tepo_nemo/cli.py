@@ -38,6 +38,19 @@ output:
   table.txt       the same in the paper's layout, beside the paper's rows
   The same command again goes on where an evaluation was interrupted.
 """
+_GRADED_ROWS = """rows of the file:
+  gold          the right answer
+  response      what the model wrote
+  form          answer (the response is a final answer) or response (the answer is in its last box)
+  expected      optional: true or false, the right verdict
+  timeout_ok    optional: true where running out of time is right, too
+  metadata      optional: an object with the rules of the gold's set (answer_form, unit, error, ...)
+
+output:
+  LINE  right|wrong  STATUS  GOLD  ANSWER            a row
+  disagreement LINE: ...                             a row whose verdict is not the expected one
+  agreement N / M                                    last: of the rows with `expected`
+"""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -94,7 +107,7 @@ def _validate(arguments: argparse.Namespace) -> int:
     from tepo_nemo.reward.grading import load_reward
 
     config = load_config(arguments.overrides, arguments.config)
-    load_reward(config.data.reward)
+    load_reward(config.data.reward_parts)
     print(f"valid\n{config.layout}")
     return ExitCode.DONE
 
@@ -125,6 +138,25 @@ def _plot(arguments: argparse.Namespace) -> int:
 
     for path in plot_run(arguments.run):
         print(path)
+    return ExitCode.DONE
+
+
+def _grade(arguments: argparse.Namespace) -> int:
+    from tepo_nemo.config.schema import GradingConfig
+    from tepo_nemo.reward.audit import audit
+    from tepo_nemo.reward.pool import PoolSettings
+
+    grading = GradingConfig()
+    settings = PoolSettings(
+        workers=grading.workers if arguments.workers is None else arguments.workers,
+        time_limit_s=grading.time_limit if arguments.time_limit is None else arguments.time_limit,
+        memory_limit_gib=grading.memory_limit_gib,
+        max_tasks=grading.max_tasks,
+        response_tail=grading.response_tail,
+        alarm_fraction=1.0,  # every row is shown
+    )
+    for line in audit(arguments.file, settings):
+        print(line)
     return ExitCode.DONE
 
 
@@ -276,6 +308,18 @@ def _parser() -> argparse.ArgumentParser:
     study.add_argument("--only", nargs="+", metavar="LABEL", help="run the cells of these experiments alone")
     study.add_argument("--report-only", action="store_true", help="run nothing: report what is finished")
 
+    grade = _add(
+        commands, "grade", _grade, "audit the grader of mathematical answers on a file of pairs",
+        "tepo-nemo grade pairs.jsonl",
+        "tepo-nemo grade --time-limit 3 pairs.jsonl",
+        details=_GRADED_ROWS,
+    )  # fmt: skip
+    grade.add_argument("file", type=Path, metavar="FILE", help="JSON lines, see below")
+    grade.add_argument("--workers", type=_positive(int), metavar="N", help="processes (default: 8)")
+    grade.add_argument(
+        "--time-limit", type=_positive(float), metavar="S", help="seconds for one response (default: 10)"
+    )
+
     bench = commands.add_parser("bench", help="measure ours beside other implementations", epilog=_EXIT_CODES,
                                 formatter_class=argparse.RawDescriptionHelpFormatter)  # fmt: skip
     benchmarks = bench.add_subparsers(metavar="BENCHMARK", required=True)
@@ -372,6 +416,19 @@ def _count(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is no whole number from 1 on")
     return int(text)
+
+
+def _positive(kind: type) -> Callable[[str], float]:
+    """An argument that is a number above 0."""
+
+    def read(text: str) -> float:
+        value = kind(text)
+        if not 0 < value < float("inf"):
+            raise ValueError
+        return value
+
+    read.__name__ = f"positive {kind.__name__}"  # argparse shows it
+    return read
 
 
 def _add(

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Field
 
 from tepo_nemo.config.base import Count, CountOrZero, LocalPath, NonNegative, Section
 from tepo_nemo.config.layout import Layout, plan_layout
@@ -137,6 +137,42 @@ class EvaluationSet(Section):
     """How golds are compared, for a reward that asks; null is what the metadata of each prompt says."""
 
 
+class RewardPart(Section):
+    """One part of a reward that is made of several."""
+
+    name: str = Field(min_length=1)
+    """A reward of tepo_nemo.reward, or the dotted path of your own function."""
+    weight: Annotated[float, Field(allow_inf_nan=False)] = 1.0
+    """Its value is multiplied by this before the values are added."""
+    options: dict[str, Any] = {}
+    """Keyword arguments of the function."""
+
+
+def _parts(value: object) -> object:
+    if isinstance(value, str):
+        return [{"name": value}]
+    if not isinstance(value, list):
+        raise ValueError("must be a name, or a list of parts (name, weight, options)")
+    return value
+
+
+class GradingConfig(Section):
+    """The processes that grade responses; a reward that cannot hang is run without them."""
+
+    workers: Count = 8
+    """Processes; as many responses may hang at once without stopping the others."""
+    time_limit: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 10.0
+    """Seconds for one response; then its worker is killed and the response is not trained on."""
+    memory_limit_gib: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 2.0
+    """Address space of a worker."""
+    max_tasks: Count = 2000
+    """Responses after which a worker is replaced by a fresh one."""
+    response_tail: Count = 65536
+    """Characters from the end of a response that are graded."""
+    alarm_fraction: Annotated[float, Field(ge=0, le=1)] = 0.05
+    """Share of a batch whose grading may fail before an error is logged."""
+
+
 class DataConfig(Section):
     """Prompts, and how responses are graded."""
 
@@ -144,14 +180,24 @@ class DataConfig(Section):
     """The prompt set: JSON lines with id, prompt, gold and, optionally, metadata."""
     evaluation: list[EvaluationSet] = []
     """Benchmarks."""
-    reward: str = "exact_answer"
-    """A reward of tepo_nemo.reward, or the dotted path of your own function."""
+    reward: Annotated[list[RewardPart], Field(min_length=1), BeforeValidator(_parts)] = "exact_answer"
+    """The name of a reward of tepo_nemo.reward, the path of your own function, or parts to be added."""
+    grading: GradingConfig = GradingConfig()
+    """See below."""
     evaluate_before: bool = True
     """Evaluate before the first step."""
     evaluate_after: bool = True
     """Evaluate after the last step."""
     eval_interval: CountOrZero = 0
     """Steps between evaluations; 0 is none in between."""
+
+    @property
+    def reward_parts(self) -> str | list[tuple[str, float, dict[str, Any]]]:
+        """The reward as tepo_nemo.reward.grading takes it."""
+        first = self.reward[0]
+        if len(self.reward) == 1 and first.weight == 1 and not first.options:
+            return first.name
+        return [(part.name, part.weight, part.options) for part in self.reward]
 
 
 class HardwareConfig(Section):

@@ -58,7 +58,7 @@ def records_of(benchmark: str, scored: ScoredBatch) -> list[ProblemRecord]:
 
 
 def _answer(text: str, result: RewardResult, length: int, finished: bool) -> AnswerRecord:
-    value = 0.0 if result.failed else result.value
+    value = 0.0 if result.failed else result.correct
     return AnswerRecord(text, result.extracted, result.status, value, length, truncated=not finished)
 
 

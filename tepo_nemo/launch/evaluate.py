@@ -104,7 +104,7 @@ def evaluation_directory(config: Config) -> Iterator[EvaluationDirectory]:
     It is taken away again where a mistake ends the evaluation before its first answer. Raises UserError on a
     mistake that shows without the model.
     """
-    load_reward(config.data.reward)
+    load_reward(config.data.reward_parts)
     load_prompts(config.data.train)
     existed = config.output.exists()
     directory = EvaluationDirectory.open(config.output, dump_config(config), subject_of(config))

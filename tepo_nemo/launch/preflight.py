@@ -13,6 +13,6 @@ def check_run(config: Config) -> None:
     from tepo_nemo.objectives.registry import build
 
     build(config.algorithm.name, config.algorithm.options)
-    load_reward(config.data.reward)
+    load_reward(config.data.reward_parts)
     for path in (config.data.train, *(benchmark.path for benchmark in config.data.evaluation)):
         load_prompts(path)

@@ -13,9 +13,8 @@ from tepo_nemo.evaluation.report import Report, make_report, render
 from tepo_nemo.evaluation.scores import average
 from tepo_nemo.nemo.build import build_host
 from tepo_nemo.nemo.policy import MegatronPolicy
-from tepo_nemo.nemo.run import connect_policy, load_evaluation_sets, prompts_at_once
+from tepo_nemo.nemo.run import connect_policy, load_evaluation_sets, make_grader, prompts_at_once
 from tepo_nemo.objectives import registry
-from tepo_nemo.reward.grading import load_reward
 from tepo_nemo.rollout.scoring import Grader
 from tepo_nemo.runs.evaluation import EvaluationDirectory
 from tepo_nemo.runs.files import to_json, write_atomic
@@ -36,16 +35,21 @@ def evaluate_checkpoint(config: Config, console: TextIO) -> None:
     host = build_host(config)
     sets = load_evaluation_sets(config, host)
     policy = connect_policy(host, config, registry.build("next_token", {}))  # nothing is trained
-    grader = Grader(policy, load_reward(config.data.reward), host.actor.tokenizer.ids_to_text)
+    grader = make_grader(config, policy, host.actor.tokenizer.ids_to_text)
     directory = EvaluationDirectory(config.output)
     file = RecordFile(directory.problems) if policy.is_main else None
     done = {(record.benchmark, record.id) for record in file.read()} if file is not None else None
     done = policy.broadcast_from_main(done)
     policy.prepare_for_inference()
-    for entry in sets:
-        left = [prompt for prompt in entry.prompts if (entry.name, prompt.prompt.id) not in done]
-        if left:
-            _answer(config, policy, grader, replace(entry, prompts=left), len(entry.prompts), file, console)
+    try:
+        for entry in sets:
+            left = [prompt for prompt in entry.prompts if (entry.name, prompt.prompt.id) not in done]
+            if left:
+                _answer(
+                    config, policy, grader, replace(entry, prompts=left), len(entry.prompts), file, console
+                )
+    finally:
+        grader.close()
     policy.finish_inference()
     if file is not None:
         _report(config, directory, list(file.read()), console)

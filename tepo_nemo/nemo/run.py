@@ -1,7 +1,7 @@
 """One rank of a run: builds the host, hands it to the trainer, and writes down what came out."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TextIO
@@ -19,7 +19,7 @@ from tepo_nemo.nemo.prompts import load_tokenized
 from tepo_nemo.nemo.rollout.megatron import MegatronRollout
 from tepo_nemo.objectives import registry
 from tepo_nemo.objectives.contract import Objective
-from tepo_nemo.reward.grading import load_reward
+from tepo_nemo.reward.pool import PoolSettings, open_reward
 from tepo_nemo.rollout.batch import TokenizedPrompt
 from tepo_nemo.rollout.scoring import Grader
 from tepo_nemo.runs.directory import RunDirectory
@@ -135,7 +135,7 @@ def train(config: Config, console: TextIO) -> None:
     host = build_host(config)
     prompts, sets = load_training_set(config, host), load_evaluation_sets(config, host)
     policy = connect_policy(host, config, objective)
-    grader = Grader(policy, load_reward(config.data.reward), host.actor.tokenizer.ids_to_text)
+    grader = make_grader(config, policy, host.actor.tokenizer.ids_to_text)
     evaluate_all = evaluator(config, policy, grader, sets)
     directory = RunDirectory(config.output)
     recorder = make_recorder(config, directory, console) if policy.is_main else SilentRecorder()
@@ -151,6 +151,7 @@ def train(config: Config, console: TextIO) -> None:
             recorder.evaluation("after", after)
         status = "done"
     finally:
+        grader.close()
         recorder.close()
         if policy.is_main:
             write_summary(
@@ -163,6 +164,20 @@ def train(config: Config, console: TextIO) -> None:
                 wall_s=time.monotonic() - started,
                 status=status,
             )
+
+
+def make_grader(config: Config, policy: MegatronPolicy, detokenize: Callable[[Sequence[int]], str]) -> Grader:
+    """The grader of a configuration; its processes, if it needs any, start on the main rank alone."""
+    grading = config.data.grading
+    settings = PoolSettings(
+        workers=grading.workers,
+        time_limit_s=grading.time_limit,
+        memory_limit_gib=grading.memory_limit_gib,
+        max_tasks=grading.max_tasks,
+        response_tail=grading.response_tail,
+        alarm_fraction=grading.alarm_fraction,
+    )
+    return Grader(policy, open_reward(config.data.reward_parts, settings), detokenize)
 
 
 def make_recorder(config: Config, directory: RunDirectory, console: TextIO) -> RunRecorder:

@@ -1,11 +1,20 @@
 """Whether two structures of answers mean the same."""
 
 import re
-from fractions import Fraction
 
 from tepo_nemo.reward.exact_number import Number, read_number
-from tepo_nemo.reward.latex import closing, squeezed
-from tepo_nemo.reward.structure import Matrix, Named, Ordered, Ratio, Relation, Several, Single, Union, is_name
+from tepo_nemo.reward.latex import squeezed
+from tepo_nemo.reward.structure import (
+    Matrix,
+    Named,
+    Ordered,
+    Ratio,
+    Relation,
+    Several,
+    Single,
+    Union,
+    is_name,
+)
 from tepo_nemo.reward.units import same_unit, split_unit
 
 _MOST_ITEMS = 200
@@ -111,7 +120,9 @@ def _same_base(gold: str, answer: str) -> bool:
     first, second = _BASE.fullmatch(gold), _BASE.fullmatch(answer)
     if first is None or second is None:
         return False
-    return first[1].lstrip("0") == second[1].lstrip("0") and (first[2] or first[3]) == (second[2] or second[3])
+    return first[1].lstrip("0") == second[1].lstrip("0") and (first[2] or first[3]) == (
+        second[2] or second[3]
+    )
 
 
 def _in_order(gold: tuple, answer: tuple) -> bool:
@@ -132,9 +143,8 @@ def _in_any_order(gold: tuple, answer: tuple) -> bool:
 
 
 def _named(gold: Named, answer: Named) -> bool:
-    values = (answer.value, *answer.also)
-    if gold.name == answer.name and all(equal(gold.value, value) for value in values):
-        return True
+    if gold.name == answer.name:
+        return all(equal(gold.value, value) for value in (answer.value, *answer.also))
     return _related(_as_relation(gold), _as_relation(answer))
 
 
@@ -187,7 +197,9 @@ def _proportional(gold: Ratio, answer: Ratio) -> bool:
         [read_number(part.text) if isinstance(part, Single) else None for part in side.parts]
         for side in (gold, answer)
     ]
-    if len(numbers[0]) != len(numbers[1]) or not all(number and number.value for side in numbers for number in side):
+    if len(numbers[0]) != len(numbers[1]) or not all(
+        number and number.value for side in numbers for number in side
+    ):
         return False
     return len({a.value / b.value for a, b in zip(*numbers, strict=True)}) == 1
 

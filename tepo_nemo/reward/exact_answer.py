@@ -3,11 +3,12 @@
 import re
 
 from tepo_nemo.errors import UserError
-from tepo_nemo.reward.result import RewardResult
+from tepo_nemo.reward.result import RewardResult, in_process
 
 _INTEGER = re.compile(r"([+-]?)([0-9]+)")  # not \d, which takes the digits of every script
 
 
+@in_process
 def exact_answer(prompt: str, response_text: str, gold: str, metadata: dict) -> RewardResult:
     """Compares integers: white space around them, a plus sign and zeros in front do not matter (`+007` is 7).
 

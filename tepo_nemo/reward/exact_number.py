@@ -51,7 +51,9 @@ def read_number(text: str) -> Number | None:
     if len(text) > _LONGEST:
         return None
     text = text.strip()
-    percent = re.fullmatch(r"(.*?) ?(?:%|\\text\{ ?(?:percent|pct|per cent|percentage) ?\}|percent|pct)", text)
+    percent = re.fullmatch(
+        r"(.*?) ?(?:%|\\text\{ ?(?:percent|pct|per cent|percentage) ?\}|percent|pct)", text
+    )
     if percent:
         number = read_number(percent[1])
         if number is None:

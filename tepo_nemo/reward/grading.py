@@ -1,28 +1,63 @@
-"""Finding a reward function by name, and grading a batch with it."""
+"""Finding a reward by name, and grading a batch with it."""
 
 import importlib
+import inspect
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
+from functools import partial, update_wrapper
 
 from tepo_nemo.errors import UserError
+from tepo_nemo.reward.composition import WeightedSum
 from tepo_nemo.reward.exact_answer import exact_answer
 from tepo_nemo.reward.last_answer import last_answer
-from tepo_nemo.reward.result import RewardResult
+from tepo_nemo.reward.math_answer import math_answer
+from tepo_nemo.reward.result import RewardFunction, RewardResult
+from tepo_nemo.reward.shape import boxed, short, thinks_first
 
-RewardFunction = Callable[[str, str, str, dict], RewardResult]  # prompt, response text, gold, metadata
+REWARDS: dict[str, RewardFunction] = {
+    "exact_answer": exact_answer,
+    "last_answer": last_answer,
+    "math_answer": math_answer,
+    "boxed": boxed,
+    "thinks_first": thinks_first,
+    "short": short,
+}
 
-REWARDS: dict[str, RewardFunction] = {"exact_answer": exact_answer, "last_answer": last_answer}
+RewardSpec = str | Sequence[tuple[str, float, Mapping]]  # a name, or parts: name, weight, options
 
 _log = logging.getLogger(__name__)
 
 
-def load_reward(name: str) -> RewardFunction:
-    """The reward function of a known name or of a dotted path (`package.module.function`).
+def load_reward(reward: RewardSpec) -> RewardFunction:
+    """The reward of a known name or of a dotted path (`package.module.function`), or the sum of several.
 
     Raises:
-        UserError: the name is unknown, or the path does not lead to something callable.
+        UserError: a name is unknown, a path does not lead to something callable, or a function does not take
+            its options.
     """
+    if isinstance(reward, str):
+        return _load(reward)
+    return WeightedSum([(_with_options(name, options), weight) for name, weight, options in reward])
+
+
+def _with_options(name: str, options: Mapping) -> RewardFunction:
+    function = _load(name)
+    if not options:
+        return function
+    known = {
+        key for key, parameter in inspect.signature(function).parameters.items()
+        if parameter.kind is inspect.Parameter.KEYWORD_ONLY
+    }  # fmt: skip
+    if unknown := sorted(options.keys() - known):
+        raise UserError(
+            f"data.reward: {name} has no option {unknown[0]}; it has {', '.join(sorted(known)) or 'none'} "
+            "(keyword-only parameters)"
+        )
+    return update_wrapper(partial(function, **options), function)
+
+
+def _load(name: str) -> RewardFunction:
     if name in REWARDS:
         return REWARDS[name]
     module_name, _, function_name = name.rpartition(".")
@@ -44,10 +79,19 @@ def load_reward(name: str) -> RewardFunction:
     return function
 
 
+def check_result(result: object) -> RewardResult:
+    """Raises UserError where a reward function returned something else."""
+    if not isinstance(result, RewardResult):
+        raise UserError(
+            f"the reward function returned {result!r:.200}; return a tepo_nemo.reward.result.RewardResult"
+        )
+    return result
+
+
 def grade_batch(
     reward_function: RewardFunction, items: Sequence[tuple[str, str, str, dict]]
 ) -> list[RewardResult]:
-    """Grades (prompt, response text, gold, metadata) items, in order.
+    """Grades (prompt, response text, gold, metadata) items, in order, in this process.
 
     An exception of the reward function becomes a result with status `error`: the response is masked, not
     punished. The first exception of a batch is logged with its traceback.
@@ -67,11 +111,7 @@ def grade_batch(
             if failures == 1:
                 _log.exception("the reward function failed on the response %.200r", response_text)
             result = RewardResult(0.0, "error")
-        if not isinstance(result, RewardResult):
-            raise UserError(
-                f"the reward function returned {result!r:.200}; return a tepo_nemo.reward.result.RewardResult"
-            )
-        results.append(result)
+        results.append(check_result(result))
     if failures:
         _log.error("the reward function failed on %d of %d responses", failures, len(items))
     return results

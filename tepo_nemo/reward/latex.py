@@ -6,7 +6,8 @@ _UNICODE = str.maketrans(
     {
         "−": "-", "–": "-", "×": r"\times ", "·": r"\cdot ", "⋅": r"\cdot ", "÷": "/", "π": r"\pi ",
         "∞": r"\infty ", "≤": r"\le ", "≥": r"\ge ", "≠": r"\ne ", "≈": r"\approx ", "∪": r"\cup ",
-        "∈": r"\in ", "°": r"^\circ ", "²": "^2", "³": "^3", "√": r"\sqrt ", "±": r"\pm ", "½": r"\frac{1}{2}",
+        "∈": r"\in ", "°": r"^\circ ", "²": "^2", "³": "^3", "√": r"\sqrt ", "±": r"\pm ",
+        "½": r"\frac{1}{2}",
         "θ": r"\theta ", "α": r"\alpha ", "β": r"\beta ", "∅": r"\emptyset ", "％": "%", "\u00a0": " ",
         "\u202f": " ", "\u2009": " ", "€": "", "£": "",
     }
@@ -54,7 +55,9 @@ _TEXT = re.compile(
     r"operatorname\*?)\s*\{([^{}]*)\}"
 )
 _BOXED = re.compile(r"\\f?boxed\s*\{((?:[^{}]|\{(?:[^{}]|\{(?:[^{}]|\{[^{}]*\})*\})*\})*)\}")
-_CONNECTIVE = re.compile(r"\\text\{ ?(?:and|or|, ?and|, ?or|&) ?\}|(?<![A-Za-z\\{])(?:and|or)(?![A-Za-z}])", re.I)
+_CONNECTIVE = re.compile(
+    r"\\text\{ ?(?:and|or|, ?and|, ?or|&) ?\}|(?<![A-Za-z\\{])(?:and|or)(?![A-Za-z}])", re.I
+)
 _FUNCTIONS = (
     "arcsin|arccos|arctan|asin|acos|atan|sinh|cosh|tanh|sin|cos|tan|cot|sec|csc|log|ln|exp|sqrt|pi|infty|gcd|lcm"
     "|max|min"

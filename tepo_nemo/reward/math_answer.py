@@ -1,5 +1,6 @@
 """Reward 1 for a response whose last box holds the right answer."""
 
+import itertools
 import re
 from fractions import Fraction
 from functools import lru_cache
@@ -13,7 +14,9 @@ from tepo_nemo.reward.result import RewardResult
 from tepo_nemo.reward.structure import Named, Single, parse
 from tepo_nemo.reward.units import split_unit
 
-FORMS = ("any", "integer", "numeric", "choice")
+FORMS = ("expression", "integer", "numeric", "choice")
+_LONGEST = 5000  # characters of an answer, and
+_DEEPEST = 30  # brackets in brackets; beyond both nobody means it as an answer
 _RELATIVE = Fraction(1, 100)  # how far a rounded gold may be from the answer that it was rounded from
 
 
@@ -21,11 +24,11 @@ def math_answer(prompt: str, response_text: str, gold: str, metadata: dict) -> R
     """Compares the last box of a response with the gold answer; the README of this folder has the rules.
 
     `metadata` may say more of the gold (each is optional):
-        answer_form: `any` (the default), `integer` (exact integers alone), `numeric` (a gold with a decimal
-            point or an exponent is a rounded one), `choice` (a letter).
-        multiple_answers: true where commas of the gold stand between answers and never mark thousands.
+        answer_form: `expression` (the default), `integer` (exact integers alone), `numeric` (a gold with a
+            decimal point or an exponent is a rounded one), `choice` (a letter).
+        is_multiple_answer: true where commas of the gold stand between answers and never mark thousands.
         unit: the unit of the gold, which a response may give or leave out.
-        tolerance: how far a numeric answer may be off, absolutely.
+        error: how far a numeric answer may be off, absolutely.
 
     Raises:
         UserError: `answer_form` is none of these.
@@ -36,18 +39,30 @@ def math_answer(prompt: str, response_text: str, gold: str, metadata: dict) -> R
     return grade_answer(gold, answer, metadata)
 
 
+def grade_final_answer(prompt: str, answer: str, gold: str, metadata: dict) -> RewardResult:
+    """As `math_answer`, for an answer without a box."""
+    return grade_answer(gold, answer, metadata)
+
+
 def grade_answer(gold: str, answer: str, metadata: dict) -> RewardResult:
-    """As `math_answer`, for what stands in the box."""
-    form = metadata.get("answer_form", "any")
+    """The verdict on what stands in a box."""
+    form = metadata.get("answer_form", "expression")
     if form not in FORMS:
         raise UserError(f"answer_form={form!r} of gold {gold!r} is not one of {', '.join(FORMS)}")
-    shown = answer.strip()
+    shown = answer.strip()[:_LONGEST]
+    if len(answer) > _LONGEST or _depth(answer) > _DEEPEST:
+        return RewardResult(0.0, "unparseable", shown)
     written = clean(answer)
     if not written:
         return RewardResult(0.0, "unparseable", shown)
     if form == "integer":
         return _integer(gold, written, shown)
     return RewardResult(float(_right(gold, written, form, metadata)), "ok", shown)
+
+
+def _depth(answer: str) -> int:
+    opened = itertools.accumulate((c in "([{") - (c in ")]}") for c in answer)
+    return max(opened, default=0)
 
 
 def _integer(gold: str, written: str, shown: str) -> RewardResult:
@@ -60,7 +75,7 @@ def _integer(gold: str, written: str, shown: str) -> RewardResult:
 
 
 def _read_integer(written: str) -> str | None:
-    """Digits without zeros in front, of any length; a name before them and a unit behind them are left out."""
+    """Digits without zeros in front; a name before them and a unit behind them are left out."""
     text = squeezed(split_unit(re.sub(r"^[^=]*=", "", written))[0])
     text = re.sub(r"(?<=\d),(?=\d{3}(?:,|$))", "", text)
     match = re.fullmatch(r"([+-]?)0*(\d+?)(?:\.0*)?", text)
@@ -70,24 +85,27 @@ def _read_integer(written: str) -> str | None:
 
 
 def _right(gold: str, written: str, form: str, metadata: dict) -> bool:
+    if squeezed(clean(gold)) == squeezed(written):
+        return True
     if len(alternatives := gold.split(" OR ")) > 1:
         return any(_right(alternative, written, form, metadata) for alternative in alternatives)
     gold = last_box(gold) or gold  # a sentence around its answer
-    if squeezed(clean(gold)) == squeezed(written):
-        return True
     if form == "choice" or re.fullmatch(r"\\text\{\s*\([A-J]\)\s*\}", gold.strip()):
         return _choice(clean(gold)) == _choice(written) is not None
-    several = bool(metadata.get("multiple_answers", False))
+    several = bool(metadata.get("is_multiple_answer", False))
     structure = _parsed(gold, several)
     answer = parse(written, several)
-    if equal(structure, answer):
+    unit = str(metadata.get("unit") or "").strip("$ ")
+    if isinstance(structure, Single) and unit in ("%", "\\%"):  # a percent sign may be left out here
+        golds = [structure, Single(f"{structure.text}%")]
+    elif isinstance(structure, Single) and unit:
+        golds = [Single(clean(f"{gold}{unit}" if unit.startswith("^") else rf"{gold} \text{{{unit}}}"))]
+    else:
+        golds = [structure]
+    if any(equal(right, answer) for right in golds):
         return True
-    if unit := metadata.get("unit"):
-        with_unit = clean(f"{gold}{unit}" if unit in ("%", "\\%") else rf"{gold} \text{{{unit}}}")
-        if equal(parse(with_unit, several), answer):
-            return True
-    if form == "numeric" or metadata.get("tolerance") is not None:
-        return _near(structure, answer, form, metadata)
+    if form == "numeric" or metadata.get("error") is not None:
+        return any(_near(right, answer, form, metadata) for right in golds)
     return False
 
 
@@ -101,8 +119,8 @@ def _near(gold: object, answer: object, form: str, metadata: dict) -> bool:
     if expected is None or found is None:
         return False
     off = abs(expected.value - found.value)
-    if metadata.get("tolerance") is not None:
-        return off <= Fraction(str(metadata["tolerance"]))
+    if metadata.get("error") is not None:
+        return off <= Fraction(str(metadata["error"]))
     if expected.places is None or not expected.value:
         return False  # an exact gold
     half_a_digit = Fraction(10) ** -expected.places / 2

@@ -1,6 +1,7 @@
 """A reward is a value with a status, so that a broken grader is never taken for a wrong answer."""
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -19,6 +20,7 @@ class RewardResult:
     value: float
     status: Status
     extracted: str | None = None  # the answer that was found in the response
+    correctness: float | None = None  # where the value holds more than that; None: the value is it
 
     def __post_init__(self) -> None:
         if self.status not in get_args(Status):
@@ -29,3 +31,17 @@ class RewardResult:
     @property
     def failed(self) -> bool:
         return self.status in ("timeout", "error")
+
+    @property
+    def correct(self) -> float:
+        """How right the answer is, whatever else is rewarded."""
+        return self.value if self.correctness is None else self.correctness
+
+
+RewardFunction = Callable[[str, str, str, dict], RewardResult]  # prompt, response text, gold, metadata
+
+
+def in_process(function: RewardFunction) -> RewardFunction:
+    """Marks a reward that takes no time whatever the response is: it needs no process that can be killed."""
+    function.in_process = True
+    return function

@@ -1,4 +1,4 @@
-"""How an answer is put together: lists, tuples, sets, intervals, relations, named values, single expressions."""
+"""How an answer is put together: lists, tuples, sets, intervals, relations, names, single expressions."""
 
 import re
 from dataclasses import dataclass
@@ -6,7 +6,9 @@ from dataclasses import dataclass
 from tepo_nemo.reward.exact_number import read_number
 from tepo_nemo.reward.latex import closing, split, squeezed
 
-RELATION = r"(=|<|>|\\le(?![A-Za-z])|\\ge(?![A-Za-z])|\\ne(?![A-Za-z])|\\approx(?![A-Za-z])|\\equiv(?![A-Za-z]))"
+RELATION = (
+    r"(=|<|>|\\le(?![A-Za-z])|\\ge(?![A-Za-z])|\\ne(?![A-Za-z])|\\approx(?![A-Za-z])|\\equiv(?![A-Za-z]))"
+)
 _FLIPPED = {"<": ">", ">": "<", "\\le": "\\ge", "\\ge": "\\le"}
 
 _SYMBOL = r"(?:[A-Za-z]|\\[A-Za-z]+)(?:_(?:\{[^{}]*\}|\\?\w))?'*(?:\^(?:\{?[*']\}?))?"
@@ -59,7 +61,7 @@ class Ratio:
 
 @dataclass(frozen=True)
 class Named:
-    """`x = 5`, `f(x) = 1`, `x \\in A`: the name may be missing on the other side. Further sides say the same."""
+    """`x = 5`, `f(x) = 1`, `x \\in A`: the other side may leave the name out. Further sides say the same."""
 
     name: str
     value: object
@@ -88,7 +90,9 @@ def is_name(text: str) -> bool:
         return is_name(fraction[1]) and is_name(fraction[2])
     if len(parts := split(text, ":|/")) > 1:
         return all(is_name(part) for part in parts)
-    return _NAME.fullmatch(text) is not None or re.fullmatch(r"\\angle( [A-Z](_\{?\d\}?)?)+", text) is not None
+    return (
+        _NAME.fullmatch(text) is not None or re.fullmatch(r"\\angle( [A-Z](_\{?\d\}?)?)+", text) is not None
+    )
 
 
 def parse(text: str, several: bool = False) -> object:
@@ -172,7 +176,8 @@ def _expanded(text: str) -> object:
     if "\\pm" in text or "\\mp" in text:
         signs = (("+", "-"), ("-", "+"))
         both = [
-            re.sub(r"\\pm(?![A-Za-z])", plus, re.sub(r"\\mp(?![A-Za-z])", minus, text)) for plus, minus in signs
+            re.sub(r"\\pm(?![A-Za-z])", plus, re.sub(r"\\mp(?![A-Za-z])", minus, text))
+            for plus, minus in signs
         ]
         return Several(tuple(Single(_without_plus(side)) for side in both))
     parts = split(text, ":")

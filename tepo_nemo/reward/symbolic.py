@@ -23,6 +23,7 @@ logging.getLogger("math_verify").setLevel(logging.ERROR)  # it warns of limits t
 
 _LONGEST = 5000  # characters that the parser is given
 _LARGEST = 20_000  # decimal digits of a number that is still written out
+_MOST_TERMS = 1000  # of a sum or a product
 _POINTS = 6  # where expressions with variables are compared
 _CASES = ConversionConfig(lowercase_symbols=False, interpret_as_mixed_fractions=False)
 _WHOLE = (sympy.floor, sympy.ceiling, sympy.factorial, sympy.binomial, sympy.Mod, sympy.Sum, sympy.Product)
@@ -37,11 +38,13 @@ def expressions_equal(gold: str, answer: str) -> bool:
     """Whether two cleaned LaTeX expressions are equal; False also where one of them cannot be read.
 
     Both are evaluated, with more digits than their numbers have, at several points where they have
-    variables. Only what cannot be evaluated is left to math-verify, which on its own takes 1/2004! for 1/2006!
+    variables. Only what cannot be evaluated is left to math-verify, which alone takes 1/2004! for 1/2006!
     """
     if _equal(gold, answer):
         return True
-    natural = [_LOG.sub(r"\\ln ", text) for text in (gold, answer)]  # the base of a bare logarithm is not known
+    natural = [
+        _LOG.sub(r"\\ln ", text) for text in (gold, answer)
+    ]  # the base of a bare logarithm is not known
     return natural != [gold, answer] and _equal(*natural)
 
 
@@ -77,7 +80,9 @@ def _parse(latex: str) -> sympy.Basic | None:
         return None
     text = re.sub(r"(?<![A-Za-z_\d.])(?<!_\{)(?:\d*\.\d+|\d+\.(?!\d))", _as_fraction, _readable(latex))
     try:
-        expression = latex2sympy(text, convert_degrees=True, normalization_config=None, conversion_config=_CASES)
+        expression = latex2sympy(
+            text, convert_degrees=True, normalization_config=None, conversion_config=_CASES
+        )
     except (Exception, TimeoutException):  # the parser raises whatever it likes
         return None
     if not isinstance(expression, sympy.Expr | sympy.MatrixBase):
@@ -199,17 +204,25 @@ def _value(expression: sympy.Basic, digits: int) -> sympy.Expr | None:
 
 def _digits(expression: sympy.Basic) -> float:
     """About the number of decimal digits of the largest number in it. Raises TooLarge before it is made."""
-    if isinstance(expression, sympy.Rational):
+    if isinstance(expression, sympy.Tuple):  # the limits of a sum
+        found = max(_digits(argument) for argument in expression.args)
+    elif isinstance(expression, sympy.Rational):
         found = max(abs(expression.p).bit_length(), expression.q.bit_length()) * 0.30103
     elif isinstance(expression, sympy.Pow | sympy.exp):
         base, exponent = expression.as_base_exp()
         times = _size(exponent)
         found = max(_digits(base), 1.0) * max(times, 1.0)
-    elif isinstance(expression, sympy.factorial):
+    elif isinstance(expression, sympy.factorial | sympy.gamma):
         size = _size(expression.args[0])
         found = size * max(_digits(expression.args[0]), 1.0)
     elif isinstance(expression, sympy.binomial):
         found = max(_size(argument) for argument in expression.args)
+    elif isinstance(expression, sympy.Sum | sympy.Product):
+        if not expression.free_symbols and any(
+            _size(end) > _MOST_TERMS for _, *ends in expression.limits for end in ends
+        ):
+            raise TooLarge
+        found = max(_digits(argument) for argument in expression.args)
     elif isinstance(expression, sympy.Mul):
         found = sum(_digits(argument) for argument in expression.args)
     else:

@@ -4,7 +4,8 @@ import re
 
 _SYNONYMS = {
     "degree": "degrees deg ° circ", "inch": "inches in", "foot": "feet ft", "yard": "yards yd",
-    "mile": "miles mi", "meter": "meters metre metres m", "centimeter": "centimeters centimetre centimetres cm",
+    "mile": "miles mi", "meter": "meters metre metres m",
+    "centimeter": "centimeters centimetre centimetres cm",
     "millimeter": "millimeters millimetre millimetres mm", "kilometer": "kilometers kilometre kilometres km",
     "gram": "grams g", "kilogram": "kilograms kg", "milligram": "milligrams mg", "pound": "pounds lb lbs",
     "ounce": "ounces oz", "second": "seconds sec secs s", "minute": "minutes min mins",
@@ -19,10 +20,10 @@ _SYNONYMS = {
 _NAMES = {name: unit for unit, names in _SYNONYMS.items() for name in [unit, *names.split()]}
 # Words that change the value of the number before them.
 _NO_UNITS = set(
-    "and or mod modulo base choose factorial squared cubed more less least most than not times plus minus over "
-    "percent percentage pct hundred thousand million billion trillion dozen half third quarter of to root if "
-    "for when where infinity is are no none negative positive pi square-root double triple twice times divided "
-    "other otherwise except but only also approximately about around between from up down undefined".split()
+    "and or mod modulo base choose factorial squared cubed more less least most than not times plus minus "
+    "over percent percentage pct hundred thousand million billion trillion dozen half third quarter of to root if "
+    "for when where infinity is are no none negative positive pi square-root double triple twice times "
+    "divided other otherwise except but only also approximately about around between from up down undefined".split()
 )
 _WORDS = r"[A-Za-z][A-Za-z.]*(?:[ ~-][A-Za-z][A-Za-z.]*){0,5}"
 _POWER = r"(?:\^(?:\{-?\d\}|-?\d))?"
@@ -45,6 +46,8 @@ def split_unit(text: str) -> tuple[str, str]:
     if match is None:
         return text, ""
     value, unit = match["value"].strip(), _name(match["unit"])
+    if unit == "degree" and re.search(r"\\(?:sin|cos|tan|cot|sec|csc)", value):
+        return text, ""  # of an angle inside
     in_words = match["unit"][0].isalpha()
     # A single letter behind a number is a variable.
     if unit is None or (in_words and not re.match(r"[A-Za-z]{2}|[a-z]/", match["unit"])):

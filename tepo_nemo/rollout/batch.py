@@ -52,6 +52,11 @@ class ScoredBatch:
         return torch.tensor([result.value for result in self.results], dtype=torch.float64)
 
     @property
+    def correctness(self) -> Tensor:
+        """[R] float64: how right the answers are, whatever else is rewarded."""
+        return torch.tensor([result.correct for result in self.results], dtype=torch.float64)
+
+    @property
     def valid(self) -> Tensor:
         """[R] bool: False where grading failed; such a response neither votes nor is trained on."""
         return torch.tensor(

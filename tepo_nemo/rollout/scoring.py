@@ -4,8 +4,9 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Protocol
 
-from tepo_nemo.reward.grading import RewardFunction, grade_batch
-from tepo_nemo.reward.result import RewardResult
+from tepo_nemo.reward.grading import grade_batch
+from tepo_nemo.reward.pool import RewardPool
+from tepo_nemo.reward.result import RewardFunction, RewardResult
 from tepo_nemo.rollout.batch import RolloutBatch, ScoredBatch, concatenate_scored
 
 
@@ -22,11 +23,12 @@ class Ranks(Protocol):
 class Grader:
     """Turns rollouts into scored rollouts; the main rank grades and the others are told.
 
-    Grading runs in a thread of its own, so that the next responses can be generated meanwhile.
+    Grading runs in a thread of its own, so that the next responses can be generated meanwhile: in this
+    process with a function, in killable ones with a pool.
     """
 
     def __init__(
-        self, ranks: Ranks, reward: RewardFunction, detokenize: Callable[[Sequence[int]], str]
+        self, ranks: Ranks, reward: RewardFunction | RewardPool, detokenize: Callable[[Sequence[int]], str]
     ) -> None:
         self._ranks = ranks
         self._reward = reward
@@ -50,17 +52,21 @@ class Grader:
         """Grade all batches, each while the next one is generated."""
         return concatenate_scored([wait() for wait in [self.submit(batch) for batch in batches]])
 
+    def close(self) -> None:
+        """End the processes of a pool."""
+        if isinstance(self._reward, RewardPool):
+            self._reward.close()
+
     def _grade(self, rollouts: RolloutBatch) -> tuple[list[str], list[RewardResult]]:
         prompts = [rollouts.prompts[group].prompt for group in rollouts.groups.tolist()]
         texts = self._texts(rollouts)
-        results = grade_batch(
-            self._reward,
-            [
-                (prompt.prompt, text, prompt.gold, prompt.metadata)
-                for prompt, text in zip(prompts, texts, strict=True)
-            ],
-        )
-        return texts, results
+        items = [
+            (prompt.prompt, text, prompt.gold, prompt.metadata)
+            for prompt, text in zip(prompts, texts, strict=True)
+        ]
+        if isinstance(self._reward, RewardPool):
+            return texts, self._reward.grade(items)
+        return texts, grade_batch(self._reward, items)
 
     def _texts(self, rollouts: RolloutBatch) -> list[str]:
         """Without the stop token."""

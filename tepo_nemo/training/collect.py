@@ -31,9 +31,9 @@ class CollectedStep:
 
 
 def has_spread(scored: ScoredBatch, group: int) -> bool:
-    """Whether a group's valid rewards differ, so that it has something to teach."""
-    rewards = scored.rewards[(scored.rollouts.groups == group) & scored.valid]
-    return len(rewards) > 1 and bool(rewards.max() > rewards.min())
+    """Whether the correctness of a group's valid responses differs, so that it has something to teach."""
+    correctness = scored.correctness[(scored.rollouts.groups == group) & scored.valid]
+    return len(correctness) > 1 and bool(correctness.max() > correctness.min())
 
 
 class StepCollector:

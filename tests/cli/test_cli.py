@@ -54,7 +54,7 @@ def error_line(capsys, *arguments: str) -> str:
         (
             ["trian"],
             "argument COMMAND: invalid choice: 'trian' (choose from 'train', 'validate', 'eval', 'plot', "
-            "'study', 'bench', 'prepare-data') "
+            "'study', 'grade', 'bench', 'prepare-data') "
             "(see tepo-nemo --help)",
         ),
         (["train", "--dry"], "unknown argument --dry (see tepo-nemo --help)"),
@@ -270,7 +270,12 @@ def test_prepare_data_does_not_overwrite(capsys, folder):
 @pytest.mark.parametrize(
     "arguments",
     [
-        [], ["train"], ["eval"], ["validate"], ["plot"], ["study"],
+        [],
+        ["train"],
+        ["eval"],
+        ["validate"],
+        ["plot"],
+        ["study"],
         *(["prepare-data", name] for name in (*TASKS, "math")),
     ],  # fmt: skip
 )

@@ -15,8 +15,7 @@ from tepo_nemo.data.order import PromptOrder
 from tepo_nemo.data.prompts import Prompt
 from tepo_nemo.objectives import registry
 from tepo_nemo.objectives.contract import Mean, Objective
-from tepo_nemo.reward.grading import RewardFunction
-from tepo_nemo.reward.result import RewardResult
+from tepo_nemo.reward.result import RewardFunction, RewardResult
 from tepo_nemo.rollout.batch import ScoredBatch, TokenizedPrompt
 from tepo_nemo.rollout.scoring import Grader
 from tepo_nemo.training.batch import MiniBatch, TokenStatistics

@@ -22,8 +22,7 @@ from tepo_nemo.nemo.prompts import load_tokenized
 from tepo_nemo.nemo.rollout.megatron import MegatronRollout
 from tepo_nemo.nemo.run import connect_policy, make_recorder, make_trainer
 from tepo_nemo.objectives import registry
-from tepo_nemo.reward.grading import RewardFunction
-from tepo_nemo.reward.result import RewardResult
+from tepo_nemo.reward.result import RewardFunction, RewardResult
 from tepo_nemo.rollout.batch import TokenizedPrompt
 from tepo_nemo.rollout.protocol import Generation, GenerationRequest, RolloutBackend
 from tepo_nemo.rollout.sampling import prompt_key
