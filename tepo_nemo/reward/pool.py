@@ -3,7 +3,8 @@
 Workers are forked by a server process that is a fresh interpreter (Python's "forkserver"), so that they have
 nothing of the training process (PyTorch, NCCL, MPI, its threads) and a killed one is replaced within
 milliseconds: the server has imported the grader already. There are more workers than cores, since those that
-hang must not stop the others.
+hang must not stop the others. Each has a pebble pool of its own: the workers of one pool share locks, and one
+that is killed while it holds them stops all.
 """
 
 import contextlib
@@ -12,15 +13,19 @@ import os
 import resource
 import signal
 import sys
+import time
 import traceback
+from collections import Counter, deque
 from collections.abc import Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, CancelledError, TimeoutError, wait
+from concurrent.futures import CancelledError, TimeoutError
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from multiprocessing.context import ForkServerContext, ForkServerProcess
+from queue import Empty, SimpleQueue
+from threading import Thread
 from types import ModuleType
 
-from pebble import ProcessExpired, ProcessPool
+from pebble import ProcessExpired, ProcessFuture, ProcessPool
 
 from tepo_nemo.errors import UserError
 from tepo_nemo.reward.grading import RewardSpec, check_result, load_reward
@@ -28,11 +33,8 @@ from tepo_nemo.reward.result import RewardFunction, RewardResult
 
 Item = tuple[str, str, str, dict]  # prompt, response text, gold, metadata
 
-_ATTEMPTS = (
-    3  # at a response whose worker ended while it was graded; it may have been killed for another reason
-)
-_START_LIMIT_S = 300.0  # until the first worker runs; a busy file system is slow
-_STALL_S = 5.0  # beyond the time limit without a single verdict: the pool is broken
+_TRIES = 6  # at a response whose worker ended; it may have been killed for another reason
+_STALL_S = 10.0  # until a worker takes a response, and beyond the time limit until its pool is given up
 _BROKEN = (ProcessExpired, BrokenProcessPool, CancelledError, RuntimeError, OSError)
 
 _log = logging.getLogger(__name__)
@@ -59,101 +61,85 @@ class RewardPool:
     def __init__(self, reward: RewardSpec, settings: PoolSettings) -> None:
         self._reward = reward
         self._settings = settings
-        self._pool: ProcessPool | None = None
+        self._workers: list[_Worker] = []
 
     def grade(self, items: Sequence[Item]) -> list[RewardResult]:
         """The results in the order of the items; always one each.
 
         A response beyond the time limit has the status `timeout`. One on which the reward raises or runs out
-        of memory, or whose worker ends again and again, has the status `error`. A worker that was killed and
-        a pool that broke cost time and no verdict.
+        of memory, or whose worker ends again and again, has the status `error`. A worker that was killed
+        costs time and no verdict.
 
         Raises:
             UserError: raised by the reward (the data is wrong), or it returns no RewardResult.
         """
-        results: list[RewardResult | None] = [None] * len(items)
+        if items and not self._workers:
+            self._start()
+        results: list[RewardResult] = [RewardResult(0.0, "error")] * len(items)
         failures: list[str] = []
-        for _ in range(_ATTEMPTS):
-            missing = [row for row, result in enumerate(results) if result is None]
-            if missing:
-                self._attempt(items, missing, results, failures)
-        graded = [RewardResult(0.0, "error") if result is None else result for result in results]
-        self._report(graded, failures)
-        return graded
+        tries = Counter[int]()
+        todo = deque(range(len(items)))
+        idle = deque(self._workers)
+        busy: dict[ProcessFuture, tuple[_Worker, int]] = {}
+        done: SimpleQueue[ProcessFuture] = SimpleQueue()
+        while todo or busy:
+            while todo and idle:
+                worker, row = idle.popleft(), todo.popleft()
+                tries[row] += 1
+                future = worker.start(self._arguments(items[row]))
+                busy[future] = worker, row
+                future.add_done_callback(done.put)
+            future = self._next_finished(done, busy)
+            worker, row = busy.pop(future)
+            idle.append(worker)
+            try:
+                results[row], failure = future.result(timeout=0)
+                failures += [failure] if failure else []
+            except UserError:
+                self.close()
+                raise
+            except TimeoutError:
+                results[row] = RewardResult(0.0, "timeout")
+            except _BROKEN:
+                worker.abandon()
+                if tries[row] < _TRIES:
+                    todo.append(row)
+        self._report(results, failures)
+        return results
 
     def close(self) -> None:
         """Kill the workers; a later batch starts new ones."""
-        if self._pool is None:
-            return
-        pool, self._pool = self._pool, None
-        pool.stop()
-        pool.join()
+        for worker in self._workers:
+            worker.abandon()
+        for worker in self._workers:
+            worker.join()
+        self._workers = []
 
-    def _attempt(
-        self,
-        items: Sequence[Item],
-        rows: Sequence[int],
-        results: list[RewardResult | None],
-        failures: list[str],
-    ) -> None:
-        """Grade the rows; those whose worker or pool ended early stay None."""
-        try:
-            pool = self._running_pool()
-            rows_of = {self._schedule(pool, items[row]): row for row in rows}
-        except _BROKEN:
-            return self._abandon()
-        waiting = set(rows_of)
-        while waiting:
-            done, waiting = wait(waiting, self._settings.time_limit_s + _STALL_S, FIRST_COMPLETED)
-            if not done:
-                return self._abandon()
-            for future in done:
-                row = rows_of[future]
-                try:
-                    results[row], failure = future.result()
-                except TimeoutError:
-                    results[row], failure = RewardResult(0.0, "timeout"), None
-                except UserError:
-                    self._abandon()
-                    raise
-                except _BROKEN:
-                    continue
-                if failure is not None:
-                    failures.append(failure)
-        return None
+    def _start(self) -> None:
+        context = _Context()
+        context.set_forkserver_preload(["tepo_nemo.reward.warm"])
+        process = context.Process(target=os.getpid)  # returns when the server has imported the grader
+        process.start()
+        process.join()
+        settings = self._settings
+        self._workers = [_Worker(context, self._reward, settings) for _ in range(settings.workers)]
 
-    def _schedule(self, pool: ProcessPool, item: Item) -> object:
+    def _arguments(self, item: Item) -> Item:
         prompt, response_text, gold, metadata = item
-        tail = response_text[-self._settings.response_tail :]
-        return pool.schedule(
-            _grade_in_worker, args=[prompt, tail, gold, metadata], timeout=self._settings.time_limit_s
-        )
+        return prompt, response_text[-self._settings.response_tail :], gold, metadata
 
-    def _running_pool(self) -> ProcessPool:
-        if self._pool is None or not self._pool.active:
-            if self._pool is not None:
-                self._abandon()
-            settings = self._settings
-            context = _Context()
-            context.set_forkserver_preload(["tepo_nemo.reward.warm"])
-            self._pool = ProcessPool(
-                max_workers=settings.workers,
-                max_tasks=settings.max_tasks,
-                initializer=_start_worker,
-                initargs=[self._reward, settings.memory_limit_gib],
-                context=context,
-            )
-            self._pool.schedule(os.getpid).result(_START_LIMIT_S)
-        return self._pool
-
-    def _abandon(self) -> None:
-        """Kill a pool that is broken, without waiting for its threads, which may be so for ever."""
-        pool, self._pool = self._pool, None
-        if pool is not None:
-            pool.stop()
-            for process in list(pool._pool_manager.worker_manager.workers.values()):
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(process.pid, signal.SIGKILL)
+    def _next_finished(
+        self, done: "SimpleQueue[ProcessFuture]", busy: "dict[ProcessFuture, tuple[_Worker, int]]"
+    ) -> ProcessFuture:
+        """A future that has a result, or that was cancelled since its worker was lost."""
+        while True:
+            try:
+                return done.get(timeout=1.0)
+            except Empty:
+                for future, (worker, _) in list(busy.items()):
+                    if worker.lost(future):
+                        future.cancel()
+                        worker.abandon()
 
     def _report(self, results: Sequence[RewardResult], failures: Sequence[str]) -> None:
         if failures:
@@ -178,6 +164,54 @@ def open_reward(reward: RewardSpec, settings: PoolSettings) -> "RewardFunction |
     """
     function = load_reward(reward)
     return function if getattr(function, "in_process", False) else RewardPool(reward, settings)
+
+
+class _Worker:
+    """One process behind a pool of its own, which is made anew when it broke."""
+
+    def __init__(self, context: ForkServerContext, reward: RewardSpec, settings: PoolSettings) -> None:
+        self._context = context
+        self._reward = reward
+        self._settings = settings
+        self._pool: ProcessPool | None = None
+        self._last = Thread()
+        self._since = 0.0
+
+    def start(self, item: Item) -> ProcessFuture:
+        """Begin to grade a response."""
+        self._since = time.monotonic()
+        for _ in range(_TRIES):
+            if self._pool is None:
+                self._pool = ProcessPool(
+                    max_workers=1,
+                    max_tasks=self._settings.max_tasks,
+                    initializer=_start_worker,
+                    initargs=[self._reward, self._settings.memory_limit_gib],
+                    context=self._context,
+                )
+            try:
+                return self._pool.schedule(_grade_in_worker, item, timeout=self._settings.time_limit_s)
+            except _BROKEN:  # its process was killed while it was idle
+                self.abandon()
+        raise RuntimeError("no process can be started to grade responses")
+
+    def lost(self, future: ProcessFuture) -> bool:
+        """Whether its pool forgot this response, or never handed it over."""
+        limit = _STALL_S + (self._settings.time_limit_s if future.running() else 0.0)
+        return time.monotonic() - self._since > limit
+
+    def abandon(self) -> None:
+        """End the process and the pool, in the background: a broken one may take its time."""
+        pool, self._pool = self._pool, None
+        if pool is not None:
+            pool.stop()
+            self._last = Thread(target=pool.join, daemon=True)
+            self._last.start()
+
+    def join(self) -> None:
+        """Wait a moment for the end of what was abandoned."""
+        if self._last.ident is not None:
+            self._last.join(_STALL_S)
 
 
 # In the workers.
@@ -207,7 +241,7 @@ def _grade_in_worker(
         return RewardResult(0.0, "error"), traceback.format_exc(limit=-8)
 
 
-class _Worker(ForkServerProcess):
+class _Process(ForkServerProcess):
     @staticmethod
     def _Popen(process: ForkServerProcess) -> object:
         with _nameless_program():
@@ -215,7 +249,7 @@ class _Worker(ForkServerProcess):
 
 
 class _Context(ForkServerContext):
-    Process = _Worker
+    Process = _Process
 
 
 @contextlib.contextmanager

@@ -20,10 +20,13 @@ _SYNONYMS = {
 _NAMES = {name: unit for unit, names in _SYNONYMS.items() for name in [unit, *names.split()]}
 # Words that change the value of the number before them.
 _NO_UNITS = set(
-    "and or mod modulo base choose factorial squared cubed more less least most than not times plus minus "
-    "over percent percentage pct hundred thousand million billion trillion dozen half third quarter of to root if "
-    "for when where infinity is are no none negative positive pi square-root double triple twice times "
-    "divided other otherwise except but only also approximately about around between from up down undefined".split()
+    """
+    and or mod modulo base choose factorial squared cubed more less least most than not times plus minus
+    over percent percentage pct hundred thousand million billion trillion dozen half third quarter of to
+    root if for when where infinity is are no none negative positive pi square-root double triple twice
+    times divided other otherwise except but only also approximately about around between from up down
+    undefined
+    """.split()
 )
 _WORDS = r"[A-Za-z][A-Za-z.]*(?:[ ~-][A-Za-z][A-Za-z.]*){0,5}"
 _POWER = r"(?:\^(?:\{-?\d\}|-?\d))?"
