@@ -17,6 +17,7 @@ _PLAIN = re.compile(_DECIMAL)
 _QUOTIENT = re.compile(rf"([+-]?{_DECIMAL})/([+-]?{_DECIMAL})")
 _FRACTION = re.compile(rf"\\frac\{{([+-]?{_DECIMAL})\}}\{{([+-]?{_DECIMAL})\}}")
 _MIXED = re.compile(r"(\d+) ?\\frac\{(\d+)\}\{(\d+)\}|(\d+) (\d+)/(\d+)")
+_REPEATING = re.compile(r"(\d*)\.(\d*)\\(?:overline|bar)\{(\d+)\}")
 _WHOLE_THOUSANDS = re.compile(r"[+-]?\d{1,3}(?: \d{3})+")
 
 
@@ -91,6 +92,10 @@ def _unsigned(text: str) -> Number | None:
     if match := _QUOTIENT.fullmatch(text) or _FRACTION.fullmatch(text):
         bottom = Fraction(match[2])
         return Number(Fraction(match[1]) / bottom) if bottom else None
+    if match := _REPEATING.fullmatch(text):
+        whole, first, period = match.groups()
+        nines = 10 ** len(first) * (10 ** len(period) - 1)
+        return Number(Fraction(f"{whole or 0}.{first or 0}") + Fraction(int(period), nines))
     if text.startswith("(") and text.endswith(")") and "(" not in text[1:]:
         return _signed(text[1:-1])
     return None

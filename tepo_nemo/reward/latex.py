@@ -46,6 +46,10 @@ _REPLACED = [
     (r"\\begin\{(?:[bvBV]?matrix|smallmatrix|array)\}(?:\{[lcr|]+\})?", r"\\begin{pmatrix}"),
     (r"\\end\{(?:[bvBV]?matrix|smallmatrix|array)\}", r"\\end{pmatrix}"),
     (r"\*\*", "^"),
+    (r"\^\s*(-?\d+)", r"^{\1}"),  # as in plain text; to LaTeX x^10 is x^1 0
+    (r"_(\d{2,})", r"_{\1}"),
+    (r"\\mathbb\s*\{?R\}?", r"(-\\infty,\\infty)"),
+    (r"\(\s*\\approx[^()]*\)\s*$", ""),
     (r"\*|\\times(?![A-Za-z])|\\cdotp(?![A-Za-z])", r"\\cdot "),
     (r"(?<![A-Za-z])(?:np|math|numpy)\.(?=[a-z])", ""),
 ]
@@ -83,7 +87,7 @@ def clean(answer: str) -> str:
     text = text.replace("\\\x00", r"\text")
     text = _CONNECTIVE.sub(",", text)
     text = _BARE_FUNCTION.sub(lambda match: "\\" + _INVERSE.get(match[1], match[1]) + " ", text)
-    text = _braced_arguments(text)
+    text = _braced_exponents(_braced_arguments(text))
     text = re.sub(r"\s+", " ", text).strip()
     while (shorter := re.sub(r"(?:\\+|(?<!\\ldots)[.,;:])$", "", text).strip()) != text:
         text = shorter
@@ -114,6 +118,13 @@ def _braced_arguments(text: str) -> str:
         pieces.append("\\" + match[1] + (match[2] or "") + "".join("{" + a + "}" for a in arguments))
     pieces.append(text[position:])
     return "".join(pieces)
+
+
+def _braced_exponents(text: str) -> str:
+    """`2^(n+1)` with braces; what follows the bracket stays outside."""
+    while (start := text.find("^(")) >= 0 and (end := closing(text, start + 1)) is not None:
+        text = f"{text[: start + 1]}{{{text[start + 2 : end]}}}{text[end + 1 :]}"
+    return text
 
 
 def _arguments(text: str, position: int, count: int) -> tuple[list[str], int]:

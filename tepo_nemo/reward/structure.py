@@ -14,7 +14,7 @@ _FLIPPED = {"<": ">", ">": "<", "\\le": "\\ge", "\\ge": "\\le"}
 _SYMBOL = r"(?:[A-Za-z]|\\[A-Za-z]+)(?:_(?:\{[^{}]*\}|\\?\w))?'*(?:\^(?:\{?[*']\}?))?"
 _NAME = re.compile(
     rf"(?:{_SYMBOL}|[A-Z]{{2,}}\d*|\\text\{{[^{{}}]*\}}|[A-Za-z]{{3,}}(?:\s[A-Za-z]+)*"
-    rf"|(?:{_SYMBOL})\((?:\\?\w|,|{_SYMBOL}|\s)+\)"  # f(x), P(A, B)
+    rf"|(?:{_SYMBOL})(?:\^\{{-1\}})?\((?:\\?\w|,|{_SYMBOL}|\s)+\)"  # f(x), P(A, B)
     rf"|\\angle\s?\S+|\\(?:overline|vec|hat|bar|dot|widehat)\{{[^{{}}]*\}}(?:_\{{?\w+\}}?)?"
     r"|\\(?:sin|cos|tan|cot|sec|csc|log|ln|max|min|gcd|arg)(?:_\{?\w+\}?)?\s?(?:\\?[A-Za-z]+|\(\\?[A-Za-z]+\))"
     r"|\|\\?[A-Za-z]+\||\\(?:triangle|measuredangle)\s?\S+)"
@@ -97,6 +97,8 @@ def is_name(text: str) -> bool:
 
 def parse(text: str, several: bool = False) -> object:
     """The structure of a cleaned answer. `several`: a comma never marks thousands."""
+    if text.startswith("\\langle") and text.find("\\rangle") == len(text) - 7:
+        return Ordered(_items(text[7:-7]), "<>")
     number = None if several else read_number(text)
     if number is None or "," not in text:
         parts = [part for part in split(text, r"(?:,|;)") if part]
@@ -109,6 +111,9 @@ def parse(text: str, several: bool = False) -> object:
             return Named(squeezed(inside[1]), parse(inside[2].strip()))
     union = [part for part in split(text, r"\\cup(?![A-Za-z])")]
     if len(union) > 1:
+        sets = [parse(part) for part in union]
+        if all(isinstance(part, Several) and part.braces for part in sets):
+            return Several(tuple(item for part in sets for item in part.items), braces=True)
         name, _, first = union[0].rpartition("=")
         if name and is_name(name):
             return Named(squeezed(name), Union(tuple(parse(part) for part in [first, *union[1:]])))
@@ -153,16 +158,17 @@ def _bracketed(text: str) -> object | None:
     if matrix := re.fullmatch(r"\\begin\{pmatrix\}(.*)\\end\{pmatrix\}", text, re.DOTALL):
         rows = [row for row in split(matrix[1], r"\\\\") if row]
         return Matrix(tuple(tuple(parse(cell) for cell in split(row, "&")) for row in rows))
+    builder = re.fullmatch(r"\\\{([^|:]*)[|:](.*)\\\}", text)  # a set by its condition
+    if builder and is_name(re.sub(r"\\in(?![A-Za-z]).*", "", builder[1])):
+        return parse(builder[2].strip())
     if text.startswith("\\{") and text.endswith("\\}") and closing(text, 1) == len(text) - 1:
         return Several(_items(text[2:-2]), braces=True)
-    if text.startswith("\\langle") and text.endswith("\\rangle"):
-        return Ordered(_items(text[7:-7]), "<>")
     if text[:1] in ("(", "[") and text and closing(text, 0) == len(text) - 1:
         inner = text[1:-1].strip()
         items = _items(inner)
-        if len(items) > 1:
+        if len(items) > 1 or text[0] == "[":
             return Ordered(items, text[0] + text[-1])
-        if text[0] + text[-1] == "()":
+        if text[-1] == ")":
             return parse(inner)
     return None
 

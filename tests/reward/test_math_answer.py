@@ -42,6 +42,9 @@ units           | 5 \text{ cm} | 5 ; 5 | 5\text{ cm} ; 90^\circ | 90 ; 90^\circ 
 units           | 864\mbox{ inches}^2 | 864 \text{ square inches} ; 3\mathrm{ft}/\mathrm{s} | 3 ft/s
 words           | \text{(C)} | C ; \text{(C)} | (C) 12 ; \text{Evelyn} | evelyn
 words           | \text{no solution} | no solution
+plain text      | 2^{n+1} | 2**(n+1) ; x^{10} | x^10 ; 10^{-3} | 10^-3 ; \frac{1}{\sqrt2} | sqrt(2)/2
+plain text      | \frac{1}{6} | 0.1\overline{6} ; \mathbb{R} | (-\infty,\infty) ; (2,\infty) | \{x \mid x>2\}
+vectors         | \langle 1,2\rangle | (1,2) ; \{-1\}\cup\{1\} | \{1,-1\} ; f^{-1}(x)=2x | 2x
 approximations  | \frac{100}{3} | x=\frac{100}{3} \approx 33.3 ; \pi | \pi \approx 3.14
 alternatives    | x^2 OR 2x | 2x ; x^2 OR 2x | x \cdot x ; The least value is \boxed{6}. | 6
 """
@@ -74,6 +77,7 @@ equations       | x+y=1 | x+y=2 ; x+y=1 | x+y ; x^2+y^2=25 | 25 ; 3x+4y+14=0 | 3
 equations       | \frac{dx}{dt}=kx-a | kx-a=0 ; y'=ky | y=ky
 units           | 5\text{ cm} | 5\text{ m} ; 5\text{ km} | 5000\text{ m} ; 10 | 10 dozen ; 10 | 10 million
 units           | 5 | 5 factorial ; 5 | 5 \pmod 7 ; 90 | \frac{\pi}{2}
+plain text      | 3 | [3] ; 2^{n}+1 | 2^(n+1) ; 10^{-20} | 0 ; 1,000 | 1.000 ; -2 | --2
 words           | C | D ; \text{(C)} | (B) 12 ; \text{even} | odd ; A | A or B ; SRMC=LRMC | SRMC=SRAC
 words           | SRMC=LRMC | LRMC
 approximations  | \frac{100}{3} | \approx 33.3

@@ -6,9 +6,11 @@ from typing import Any
 
 import pytest
 import torch
+from support import hostile_rewards
 from support.rollouts import Response, make_prompt, make_scored
 from support.torch_policy import STOP, respell, spell
 
+from tepo_nemo.reward.pool import PoolSettings, RewardPool
 from tepo_nemo.reward.result import RewardResult
 from tepo_nemo.rollout.batch import RolloutBatch, concatenate_scored
 from tepo_nemo.rollout.protocol import Generation
@@ -126,6 +128,19 @@ def test_a_batch_is_graded_while_the_next_one_is_generated():
     assert scored.rewards.tolist() == [2, 0, 4, 1, 2]
     assert scored.rollouts.groups.tolist() == [0, 2, 1, 0, 3 + 1]
     assert scored.valid.all()
+
+
+def test_a_reward_that_may_hang_is_graded_by_its_pool():
+    settings = PoolSettings(
+        workers=2, time_limit_s=2.0, memory_limit_gib=2.0, max_tasks=100, response_tail=3, alarm_fraction=1.0
+    )
+    grader = Grader(Ranks(), RewardPool(f"{hostile_rewards.__name__}.length", settings), spell)
+    try:
+        scored = grader.score([BATCH, rollouts((1, [2, 2, STOP], True))])
+    finally:
+        grader.close()
+    assert scored.rewards.tolist() == [2, 0, 3, 1, 2], "the last three characters are graded"
+    assert scored.texts[2] == "abc2" and scored.valid.all()
 
 
 def test_grading_leaves_the_sampled_tokens_alone():
