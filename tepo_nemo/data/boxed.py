@@ -1,24 +1,32 @@
-"""The last `\\boxed{...}` of a worked solution."""
+"""The last `\\boxed{...}` of a worked solution or of a response."""
 
 import re
 
-_BOX = re.compile(r"\\boxed\s*\{")
+_BOX = re.compile(r"\\f?boxed(?![A-Za-z])\s*")
 
 
-def last_boxed(text: str) -> str | None:
-    """What stands in the last box; None without a box, or where the last one is never closed."""
-    boxes = list(_BOX.finditer(text))
+def last_box(response: str) -> str | None:
+    r"""The content of the last `\boxed{...}` (or `\fboxed{...}`) of a response.
+
+    An earlier box is never taken: None where the last one is not closed, or where there is none. Escaped
+    braces (`\{`) do not count. A box without braces (`\boxed 7`) holds one character, as TeX reads it.
+    """
+    boxes = list(_BOX.finditer(response))
     if not boxes:
         return None
-    start, depth = boxes[-1].end(), 1
-    for place in range(start, len(text)):
-        if text[place] in "{}" and not _escaped(text, place):
-            depth += 1 if text[place] == "{" else -1
-        if depth == 0:
-            return text[start:place]
+    start = boxes[-1].end()
+    if response[start : start + 1] != "{":
+        return response[start : start + 1] or None
+    depth, position = 0, start
+    while position < len(response):
+        character = response[position]
+        if character == "\\":
+            position += 1  # whatever it escapes
+        elif character == "{":
+            depth += 1
+        elif character == "}":
+            depth -= 1
+            if depth == 0:
+                return response[start + 1 : position]
+        position += 1
     return None
-
-
-def _escaped(text: str, place: int) -> bool:
-    """Whether an odd number of backslashes stands in front."""
-    return (place - len(text[:place].rstrip("\\"))) % 2 == 1

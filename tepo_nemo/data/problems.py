@@ -4,7 +4,7 @@ import re
 from dataclasses import dataclass
 from hashlib import sha256
 
-from tepo_nemo.data.boxed import last_boxed
+from tepo_nemo.data.boxed import last_box
 from tepo_nemo.data.prompts import text_fault
 from tepo_nemo.data.sources import Source
 
@@ -95,7 +95,7 @@ def _gold(fields: dict) -> str:
         value = str(value)
     value = _text(column, value)
     if column == "solution":  # a worked one, or the answer alone
-        boxed = last_boxed(value)
+        boxed = last_box(value)
         if boxed is None and "\\boxed" in value:
             raise Malformed("the last box of 'solution' is never closed")
         if boxed is not None:

@@ -2,7 +2,7 @@
 
 import re
 
-from tepo_nemo.reward.extraction import last_box
+from tepo_nemo.data.boxed import last_box
 from tepo_nemo.reward.result import RewardResult, in_process
 
 _THOUGHT = re.compile(r"\s*<think>(?:(?!</?think>).)*</think>(?:(?!</?think>).)*", re.DOTALL)

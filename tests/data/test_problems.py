@@ -2,7 +2,6 @@
 
 import pytest
 
-from tepo_nemo.data.boxed import last_boxed
 from tepo_nemo.data.problems import Malformed, to_problem
 from tepo_nemo.data.sources import SOURCES
 
@@ -123,18 +122,3 @@ def test_a_row_that_is_no_problem_says_why(source, fields, reason):
     with pytest.raises(Malformed, match=".*") as error:
         to_problem(fields, 1, SOURCES[source])
     assert reason in str(error.value)
-
-
-@pytest.mark.parametrize(
-    ("text", "content"),
-    [
-        ("\\boxed{1} \\boxed {a{b}c} end", "a{b}c"),
-        ("\\boxed{\\{1, 2\\}}", "\\{1, 2\\}"),
-        ("\\boxed{a\\\\}", "a\\\\"),
-        ("\\boxed{1} then \\boxed{2", None),
-        ("\\boxed 3", None),
-        ("none", None),
-    ],
-)
-def test_last_boxed(text, content):
-    assert last_boxed(text) == content

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tepo_nemo.reward.extraction import last_box
+from tepo_nemo.data.boxed import last_box
 
 
 @pytest.mark.parametrize(
