@@ -5,10 +5,10 @@ import re
 from fractions import Fraction
 from functools import lru_cache
 
+from tepo_nemo.data.boxed import last_box
 from tepo_nemo.errors import UserError
 from tepo_nemo.reward.equality import equal
 from tepo_nemo.reward.exact_number import Number, read_number
-from tepo_nemo.data.boxed import last_box
 from tepo_nemo.reward.latex import clean, squeezed
 from tepo_nemo.reward.result import RewardResult
 from tepo_nemo.reward.structure import Named, Single, parse
