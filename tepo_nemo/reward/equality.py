@@ -102,7 +102,7 @@ def _expressions_equal(gold: str, answer: str, first: Number | None, second: Num
     # Imported late: reading numbers and words needs none of it, and it takes a second.
     from tepo_nemo.reward.symbolic import expressions_equal, value_is_printed
 
-    if expressions_equal(gold, answer):
+    if expressions_equal(first.latex if first else gold, second.latex if second else answer):
         return True
     if second is not None and second.places is not None:
         return value_is_printed(gold, second)

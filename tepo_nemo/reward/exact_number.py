@@ -4,8 +4,8 @@ import re
 from dataclasses import dataclass
 from fractions import Fraction
 
-_LONGEST = 4000  # digits; Python reads no longer text as a number
-_LARGEST_EXPONENT = 4000
+_LONGEST = 2000  # digits; with the exponent still a number that Python reads and writes (4300 digits)
+_LARGEST_EXPONENT = 2000
 ENOUGH_DIGITS = 9  # a decimal with so many right digits stands for the exact value
 
 _DECIMAL = r"(?:\d+(?:\.\d*)?|\.\d+)"
@@ -28,6 +28,11 @@ class Number:
     value: Fraction
     places: int | None = None  # the last printed digit is worth 10**-places; None: not a decimal
     digits: int = 0
+
+    @property
+    def latex(self) -> str:
+        """The value as LaTeX that cannot be misread (`1e11` could be eleven times e)."""
+        return rf"\frac{{{self.value.numerator}}}{{{self.value.denominator}}}"
 
     def stands_for(self, exact: Fraction) -> bool:
         """Whether this decimal is `exact` rounded, or cut off, to ENOUGH_DIGITS digits or more."""

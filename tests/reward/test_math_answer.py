@@ -51,7 +51,7 @@ alternatives    | x^2 OR 2x | 2x ; x^2 OR 2x | x \cdot x ; The least value is \b
 
 WRONG = r"""
 numbers         | 7 | 8 ; 1/2 | -1/2 ; 17.001 | 17 ; 12 | 12.000000001 ; 7 | seven ; 2.6 | 2\frac{1}{5}
-numbers         | 3.83e35 | 3.83 ; 0 |
+numbers         | 3.83e35 | 3.83 ; 1e11 | e11 ; 0 |
 short decimals  | \frac{100}{3} | 33.3 ; 33.3 | \frac{100}{3} ; \frac13 | 0.33 ; \frac13 | 0.333333334
 short decimals  | \pi | 3.14 ; \pi | \frac{22}{7}
 percent         | 12\% | 12 ; 12 | 12\% ; 0.80 | 75
