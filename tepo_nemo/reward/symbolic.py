@@ -21,7 +21,7 @@ from tepo_nemo.reward.exact_number import Number
 
 logging.getLogger("math_verify").setLevel(logging.ERROR)  # it warns of limits that are ours to set
 
-_LONGEST = 5000  # characters that the parser is given
+_LONGEST = 10_000  # characters that the parser is given; cleaning an answer adds braces
 _LARGEST = 20_000  # decimal digits of a number that is still written out
 _MOST_TERMS = 1000  # of a sum or a product
 _POINTS = 6  # where expressions with variables are compared
