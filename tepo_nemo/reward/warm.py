@@ -22,6 +22,9 @@ a_{1} x_{0}+C_{2} y                     ; \frac{1}{3} E_{1}-\rho_{0} r^{2}
 x/2-1/4                                 ; \sin^{2} \theta-\sec x
 \sqrt{2+\sqrt{3}}                       ; \frac{1+\sqrt{5}}{2 \sqrt{2}}
 \sum_{k=0}^{n-1} a_{k} F_{n-k}           ; \prod_{k=1}^{n} \frac{k}{2 k-1}
+(x^{2}-y^{2})-(1)                        ; (34x+45y-20z+100)-(0)
+(\sin(x))-(\frac{4}{5})                  ; (y_{1})-(-2(x-1)^2+5)
+7\sin(\frac{\pi}{5}x)+1                  ; 3\cos(\sqrt{980/7}\cdot t)
 f(x)+u(t)                               ; \frac{1}{m}(e^{-a t}-1)
 """
 
