@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tepo_nemo.bench.counting import tensors_of
@@ -58,11 +59,11 @@ class LiveStorage(TorchDispatchMode):
 def in_child(function: Callable[[], Any]) -> Any:
     """Run `function` in a fork of this process and return its result; a fork has a memory peak of its own.
 
-    This process must have one thread, since a fork has no other (a parallel operator would wait for the ones
-    it remembers), and no process group. Raises RuntimeError with the child's error.
+    PyTorch must have one thread, since a fork has no other (a parallel operator would wait for the ones it
+    remembers), and this process no process group. Raises RuntimeError with the child's error.
     """
-    threads = len(os.listdir("/proc/self/task"))
-    assert threads == 1, f"a process with {threads} threads forks"
+    threads = torch.get_num_threads()
+    assert threads == 1, f"a process whose operators have {threads} threads forks"
     read, write = os.pipe()
     sys.stdout.flush()
     sys.stderr.flush()
