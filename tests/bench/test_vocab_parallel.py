@@ -11,7 +11,7 @@ from tepo_nemo.bench.bounds import slope_bytes
 from tepo_nemo.bench.vocab_parallel import Options
 from tepo_nemo.launch.local import run_ranks
 
-pytestmark = pytest.mark.timeout(300)  # the small run takes two minutes, verl and TRL included
+pytestmark = pytest.mark.timeout(900)  # the small run takes minutes, verl and TRL included
 
 
 @pytest.mark.parametrize(
