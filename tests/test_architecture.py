@@ -26,11 +26,22 @@ HEAVY = HOST | {"torch", "transformers"}
 
 # Top to bottom: a layer may import those below it.
 ORDER = (
-    "cli", "launch", "study", "bench", "nemo", "conversion", "training", "evaluation", "rollout", "parallel",
-    "objectives", "reward", "data", "runs", "planning", "config", "cpu", "errors",
+    "cli", "commands", "launch", "study", "bench", "nemo", "conversion", "training", "evaluation", "rollout",
+    "parallel", "objectives", "reward", "data", "runs", "planning", "config", "cpu", "errors",
 )  # fmt: skip
-LAZY = {"cli", "launch"}  # import heavy layers inside functions, per command
-LIGHT = {"cli", "launch", "study", "reward", "data", "runs", "planning", "config", "errors"}  # no torch
+LAZY = {"cli", "commands", "launch"}  # import heavy layers inside functions, per command
+LIGHT = {
+    "cli",
+    "commands",
+    "launch",
+    "study",
+    "reward",
+    "data",
+    "runs",
+    "planning",
+    "config",
+    "errors",
+}  # no torch
 WITH_HOST = {"bench", "nemo", "conversion", "cpu"}
 # The mathematics and the collectives: torch, and nothing of ours but errors.
 ALONE = {"objectives", "parallel", "cpu"}

@@ -77,7 +77,8 @@ def test_passes_are_counted_by_what_they_are_for():
         Purpose.TRAINING: [(1, 4), (2, 6), (3, 1)],
     }
     assert passes.updates == [[(1, 4), (2, 6)], [(3, 1)]]
-    assert passes.rows(Purpose.STATISTICS, Purpose.TRAINING) == 2 + 1 + 2 + 3
+    assert passes.rows(Purpose.STATISTICS, Purpose.TRAINING, shortest=1) == 2 + 1 + 2 + 3
+    assert passes.rows(Purpose.STATISTICS, Purpose.TRAINING, shortest=3) == 2 + 1 + 2
     assert passes.positions(Purpose.TRAINING) == 4 + 12 + 3
 
 

@@ -103,13 +103,14 @@ def _count(row: Row) -> dict[str, Any]:
         return layer_flops(shape, actor.cfg.hidden_size, actor.cfg.ffn_hidden_size)
 
     positions = _over_copies(passes.positions(Purpose.TRAINING), workload)
+    shortest = min(workload.prompt_lengths())
+    rows = passes.rows(Purpose.STATISTICS, Purpose.TRAINING, shortest=shortest)
     of_ranks: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(of_ranks, [sum(map(work, update)) for update in passes.updates])
     return {
         "updates": len(passes.updates),
         "trained_tokens": taken.trained_tokens,
-        "passes": _over_copies(passes.rows(Purpose.STATISTICS, Purpose.TRAINING), workload)
-        / workload.responses,
+        "passes": _over_copies(rows, workload) / workload.responses,
         "generated_positions": _over_copies(passes.positions(Purpose.GENERATION), workload),
         "trained_positions": positions,
         "padding": padding_fraction(positions, workload.positions),

@@ -40,8 +40,10 @@ class Passes:
         self.updates.append(self._of_update)
         self._of_update = []
 
-    def rows(self, *purposes: Purpose) -> int:
-        return sum(shape.rows for purpose in purposes for shape in self.shapes[purpose])
+    def rows(self, *purposes: Purpose, shortest: int) -> int:
+        """Sequences that passed; a row below `shortest` positions fills an empty micro-batch and is none."""
+        shapes = (shape for purpose in purposes for shape in self.shapes[purpose])
+        return sum(shape.rows for shape in shapes if shape.positions >= shortest)
 
     def positions(self, *purposes: Purpose) -> int:
         return sum(shape.rows * shape.positions for purpose in purposes for shape in self.shapes[purpose])
