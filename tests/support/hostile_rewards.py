@@ -5,6 +5,7 @@ import sys
 import time
 
 from tepo_nemo.errors import UserError
+from tepo_nemo.reward.math_answer import math_answer
 from tepo_nemo.reward.result import RewardResult
 
 
@@ -40,3 +41,9 @@ def obey(prompt, response_text, gold, metadata):
 def length(prompt, response_text, gold, metadata):
     """The number of characters that the reward was given."""
     return RewardResult(float(len(response_text)), "ok")
+
+
+def mathematics(prompt, response_text, gold, metadata):
+    """Graded as mathematics, but for the words that `obey` knows."""
+    grader = math_answer if "boxed" in response_text else obey
+    return grader(prompt, response_text, gold, metadata)

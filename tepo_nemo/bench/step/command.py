@@ -81,7 +81,9 @@ class Options:
             yield Case(f"{model}-copies", copies, rounds=0, aligner=True, levers=(names.BALANCE,))
         if _LONG.model in self.models:
             long = replace(_LONG, **_SMALL, median_length=20) if self.small else _LONG
-            for name, work in {"long": long, "long-copies": replace(long, tensor=1, data=_RANKS)}.items():
+            # As many responses for each copy: of eight the longest alone is more than half of the work.
+            copies = replace(long, tensor=1, data=_RANKS, prompts=_RANKS * long.prompts)
+            for name, work in {"long": long, "long-copies": copies}.items():
                 name = f"{_LONG.model}-{name}"
                 yield Case(name, work, rounds=0, levers=(names.BALANCE,), balanced=True)
 

@@ -5,13 +5,13 @@ import os
 import sys
 from pathlib import Path
 
-from tepo_nemo.bench.rank import console, run_rank, take_core
+from tepo_nemo.bench.rank import console, run_rank
 from tepo_nemo.bench.step.job import Job
 
 
 def _measure(job: Job) -> None:
-    take_core()
-
+    # On no core of its own: a run's ranks have none either, and ranks that wait for each other at every layer
+    # wait longer where a core is shared with the threads that carry their messages.
     import torch
 
     from tepo_nemo import cpu
