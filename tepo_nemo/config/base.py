@@ -21,6 +21,7 @@ class Section(BaseModel):
 
 Count = Annotated[int, Field(ge=1)]
 CountOrZero = Annotated[int, Field(ge=0)]
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 LocalPath = Annotated[Path, Field(strict=False), AfterValidator(lambda path: path.expanduser().absolute())]
 """Made absolute when it is read, so that a saved configuration means the same from every folder."""

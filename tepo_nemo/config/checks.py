@@ -1,12 +1,13 @@
-"""What the sections of a configuration must agree on, and the files that must be there.
+"""What the sections of a configuration must agree on.
 
 Each check raises UserError with one line: the key, its value, the numbers, and what to do.
 """
 
 from difflib import get_close_matches
-from pathlib import Path
 
+from tepo_nemo.config.messages import shown
 from tepo_nemo.config.model import ModelConfig
+from tepo_nemo.config.options import check_options
 from tepo_nemo.config.presets import method_keys
 from tepo_nemo.config.schema import AlgorithmConfig, Config, DataConfig, OptimizerConfig
 from tepo_nemo.errors import UserError
@@ -19,8 +20,9 @@ _NEEDED_WITHOUT_CHECKPOINT = (
 
 
 def check_config(config: Config) -> None:
-    """All checks that need no heavy import; arithmetic first, files last."""
+    """All checks that need neither a heavy import nor a file."""
     _check_method_keys(config.algorithm)
+    check_options(config.algorithm.options)
     _check_architecture(config.model)
     _check_tensor_parallel(config.model)
     _check_pipeline(config.model)
@@ -29,12 +31,12 @@ def check_config(config: Config) -> None:
     _check_optimizer(config.trainer.optimizer)
     _check_lengths(config)
     config.layout  # noqa: B018  raises where ranks or responses do not divide
+    _check_placement(config)
     _check_evaluation(config.data)
-    _check_files(config)
 
 
 def _check_method_keys(algorithm: AlgorithmConfig) -> None:
-    """A shipped method takes exactly the keys of its preset; the objective checks the values."""
+    """A shipped method takes exactly the keys of its preset; options.py looks at the values."""
     known = method_keys(algorithm.name)
     if not known:
         return  # a dotted path, or an unknown name: the registry of objectives knows
@@ -65,6 +67,12 @@ def _check_architecture(model: ModelConfig) -> None:
         )
     if heads and groups and heads % groups:
         raise UserError(f"model.num_query_groups={groups}: must divide model.num_attention_heads={heads}")
+    width = model.kv_channels or (hidden // heads if hidden and heads else None)
+    if width and model.position_embedding_type == "rope" and width % 2:
+        raise UserError(
+            f"model.kv_channels={shown(model.kv_channels)}: heads of width {width} cannot be rotated, which "
+            "model.position_embedding_type=rope does with channels in pairs (set an even width)"
+        )
 
 
 def _check_tensor_parallel(model: ModelConfig) -> None:
@@ -168,6 +176,32 @@ def _check_lengths(config: Config) -> None:
             f"model.encoder_seq_length={sequence} (shorten the one or lengthen the other)"
         )
 
+    longest = config.model.max_position_embeddings
+    if sequence and longest and sequence > longest:
+        raise UserError(
+            f"model.encoder_seq_length={sequence}: is longer than model.max_position_embeddings={longest}, "
+            f"the longest sequence that the model was made for (set at most {longest})"
+        )
+
+
+def _check_placement(config: Config) -> None:
+    """How copies of the model lie on nodes, and whether their stages have work."""
+    tensor, devices = config.model.tensor_model_parallel_size, config.hardware.devices_per_node
+    if config.hardware.nodes > 1 and devices % tensor:
+        raise UserError(
+            f"model.tensor_model_parallel_size={tensor}: must divide hardware.devices_per_node={devices}, so "
+            "that ranks which share a layer are on one node (they exchange activations twice a layer; set a "
+            "size that does, and model.pipeline_model_parallel_size for the rest)"
+        )
+    layout, stages = config.layout, config.model.pipeline_model_parallel_size
+    most = layout.responses_per_update // layout.data
+    if stages > most:
+        raise UserError(
+            f"model.pipeline_model_parallel_size={stages}: an update has {layout.responses_per_update} "
+            f"responses for {layout.data} copies of the model, at most {most} micro-batches each, so that "
+            f"stages would always wait (set at most {most}, or lower trainer.updates_per_rollout)"
+        )
+
 
 def _check_evaluation(data: DataConfig) -> None:
     if data.eval_interval and not data.evaluation:
@@ -187,24 +221,3 @@ def _check_evaluation(data: DataConfig) -> None:
             raise UserError(
                 f"data.evaluation.{number}.name={name}: is taken already (give each benchmark its own name)"
             )
-
-
-def _check_files(config: Config) -> None:
-    model = config.model
-    if model.restore_from_path is not None and not model.restore_from_path.exists():
-        raise UserError(
-            f"model.restore_from_path={model.restore_from_path}: no such checkpoint (correct the path)"
-        )
-    folder = model.tokenizer.type if model.tokenizer is not None else ""
-    if folder.startswith("/") and not Path(folder).is_dir():
-        raise UserError(f"model.tokenizer.type={folder}: no such folder (correct the path)")
-    _require_file("data.train", config.data.train)
-    for number, benchmark in enumerate(config.data.evaluation):
-        _require_file(f"data.evaluation.{number}.path", benchmark.path)
-
-
-def _require_file(key: str, path: Path) -> None:
-    if not path.is_file():
-        raise UserError(
-            f"{key}={path}: no such file (make it with tepo-nemo prepare-data, or correct the path)"
-        )

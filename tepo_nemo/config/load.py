@@ -16,6 +16,7 @@ from omegaconf.errors import OmegaConfBaseException
 from pydantic import ValidationError
 
 from tepo_nemo.config.checks import check_config
+from tepo_nemo.config.files import check_files
 from tepo_nemo.config.messages import first_mistake, nearest, shown
 from tepo_nemo.config.presets import ROOT, choices, config_folder
 from tepo_nemo.config.schema import Config
@@ -25,13 +26,16 @@ _EXPERIMENT = "experiment"  # the one group of which several presets may be chos
 _GRAMMAR = "write KEY=VALUE, and quote values with special characters: 'KEY=\"VALUE\"'"
 
 
-def load_config(overrides: Sequence[str] = (), config_file: Path | None = None) -> Config:
+def load_config(
+    overrides: Sequence[str] = (), config_file: Path | None = None, *, files: bool = True
+) -> Config:
     """The configuration of a run.
 
     Args:
         overrides: Hydra overrides such as `algorithm=grpo` (a preset) or `trainer.max_steps=10` (a key). The
             last one of a kind counts, but experiments add up, in their order.
         config_file: a saved configuration to start from, in place of `configs/tepo.yaml` and its presets.
+        files: whether the checkpoint and the prompt sets must be there.
 
     Raises:
         UserError: any mistake, the first one, before anything is loaded or written.
@@ -50,6 +54,8 @@ def load_config(overrides: Sequence[str] = (), config_file: Path | None = None) 
         tree = read_yaml(config_file)
     config = _to_config(_apply(keys, tree))
     check_config(config)
+    if files:
+        check_files(config)
     return config
 
 

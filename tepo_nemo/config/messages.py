@@ -36,7 +36,7 @@ def first_mistake(error: ValidationError, schema: type[BaseModel]) -> str:
         case "model_type" | "model_attributes_type":
             return f"{key}={shown(mistake['input'])}: must be a section of keys, not a single value"
         case _:
-            return f"{key}={shown(mistake['input'])}: {_wish(mistake)}"
+            return f"{key}={shown(mistake['input'])}: {wish(mistake)}"
 
 
 def shown(value: Any) -> str:
@@ -55,7 +55,8 @@ def nearest(name: str, names: Sequence[str]) -> str:
     return f"{meant}choose from {', '.join(names)}"
 
 
-def _wish(mistake: ErrorDetails) -> str:
+def wish(mistake: ErrorDetails) -> str:
+    """What a value must be instead."""
     context = mistake.get("ctx", {})
     match mistake["type"]:
         case "value_error":

@@ -1,5 +1,6 @@
 """The `model` section: the keys of NeMo's GPT models under their own names."""
 
+import math
 import re
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -80,6 +81,8 @@ class ModelConfig(Section, extra="allow"):
     # The architecture: null where a checkpoint is given and its value is taken.
     encoder_seq_length: Count | None = None
     """Longest sequence, prompt and response together."""
+    max_position_embeddings: Count | None = None
+    """Longest sequence that the model was made for."""
     make_vocab_size_divisible_by: Count | None = None
     """The embedding is padded to a multiple of this x tensor_model_parallel_size; null is NeMo's 128."""
     num_layers: Count | None = None
@@ -102,6 +105,8 @@ class ModelConfig(Section, extra="allow"):
     """Biases in the linear layers."""
     qkv_bias: bool | None = None
     """Biases in the query, key and value projections alone."""
+    qk_layernorm: bool | None = None
+    """Normalize queries and keys, head by head."""
     position_embedding_type: Literal["learned_absolute", "rope", "none"] | None = None
     """Kind of the position embedding."""
     rotary_base: Annotated[float, Field(gt=0)] | None = None
@@ -113,6 +118,14 @@ class ModelConfig(Section, extra="allow"):
 
     extra: dict[str, Any] = Field(default_factory=dict)
     """Keys that go to NeMo unchecked."""
+
+    @property
+    def padded_vocab_size(self) -> int | None:
+        """Rows of the embedding, equally many on every tensor-parallel rank; None where it is unknown."""
+        if self.vocab_size is None:
+            return None
+        multiple = (self.make_vocab_size_divisible_by or 128) * self.tensor_model_parallel_size
+        return math.ceil(self.vocab_size / multiple) * multiple
 
     @model_validator(mode="before")
     @classmethod

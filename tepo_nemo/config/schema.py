@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
-from tepo_nemo.config.base import Count, CountOrZero, LocalPath, NonNegative, Section
+from tepo_nemo.config.base import Count, CountOrZero, LocalPath, NonNegative, Positive, Section
 from tepo_nemo.config.layout import Layout, plan_layout
 from tepo_nemo.config.model import ModelConfig
 
@@ -62,7 +62,7 @@ class RolloutConfig(Section):
     """Prompts of a step, over all ranks."""
     responses_per_prompt: Annotated[int, AfterValidator(_group_size)] = 8
     """Size of a group, at least 2."""
-    temperature: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1.0
+    temperature: Positive = 1.0
     """Divides the logits in sampling and in all log-probabilities alike."""
     top_k: Annotated[int, _only(0, "top_k")] = 0
     """Must be off (0)."""
@@ -81,13 +81,13 @@ class OptimizerConfig(Section):
 
     name: Literal["adam", "sgd", "distributed_adam"] = "adam"
     """With distributed_adam the data-parallel ranks share the optimizer state."""
-    learning_rate: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1e-6
+    learning_rate: Positive = 1e-6
     """After the warm-up, constant."""
     betas: Annotated[
         tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]], Field(strict=False)
     ] = (0.9, 0.999)
     """Adam's decay rates of the first and second moment."""
-    eps: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1e-8
+    eps: Positive = 1e-8
     """Added to Adam's denominator."""
     weight_decay: NonNegative = 0.0
     """Decoupled from the gradient."""
@@ -161,9 +161,9 @@ class GradingConfig(Section):
 
     workers: Count = 8
     """Processes; as many responses may hang at once without stopping the others."""
-    time_limit: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 10.0
+    time_limit: Positive = 10.0
     """Seconds for one response; then its worker is killed and the response is not trained on."""
-    memory_limit_gib: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 2.0
+    memory_limit_gib: Positive = 2.0
     """Address space of a worker."""
     max_tasks: Count = 2000
     """Responses after which a worker is replaced by a fresh one."""
@@ -209,6 +209,12 @@ class HardwareConfig(Section):
     """Machines."""
     devices_per_node: Count = 1
     """GPUs, or processes on a CPU."""
+    device_memory_gib: Positive | None = None
+    """Memory of a GPU; as the next two, read by `tepo-nemo plan` alone."""
+    device_tflops: Positive | None = None
+    """Its dense matrix products in bf16, a second, in 10^12 operations."""
+    device_bandwidth_gb_s: Positive | None = None
+    """Its memory bandwidth."""
 
 
 class Config(Section):

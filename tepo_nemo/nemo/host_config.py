@@ -7,6 +7,27 @@ from omegaconf import DictConfig, OmegaConf
 
 from tepo_nemo.config.schema import Config
 
+# All that differs is said for both: a key that a checkpoint has and this configuration lacks would stay.
+_ON_CPU = {
+    "use_cpu_initialization": True,
+    "transformer_engine": False,
+    "masked_softmax_fusion": False,
+    "bias_activation_fusion": False,
+    "bias_dropout_add_fusion": False,
+    "apply_rope_fusion": False,
+    "gradient_accumulation_fusion": False,
+}
+# NeMo's own defaults, but for Transformer Engine, which it leaves off.
+_ON_GPU = {
+    "use_cpu_initialization": False,
+    "transformer_engine": True,
+    "masked_softmax_fusion": True,
+    "bias_activation_fusion": True,
+    "bias_dropout_add_fusion": True,
+    "apply_rope_fusion": False,
+    "gradient_accumulation_fusion": False,
+}
+
 _OPTIMIZERS = {"adam": "fused_adam", "sgd": "sgd", "distributed_adam": "mcore_distributed_optim"}
 
 
@@ -52,7 +73,10 @@ def _model_section(config: Config, precision: int | str) -> dict:
             "vocab_file": None,
             "merge_file": None,
         }
+    if config.model.vocab_size is not None:
+        section["override_vocab_size"] = config.model.padded_vocab_size
     section |= {
+        "name": "",  # no spec of layers but what transformer_engine says
         "mcore_gpt": True,
         "precision": precision,
         "seed": config.seed,
@@ -75,16 +99,9 @@ def _model_section(config: Config, precision: int | str) -> dict:
         "num_micro_batches_with_partial_activation_checkpoints": None,
     }
     if config.hardware.accelerator == "cpu":
-        # The fused kernels and Transformer Engine exist on GPUs alone.
-        section |= {
-            "use_cpu_initialization": True,
-            "transformer_engine": False,
-            "masked_softmax_fusion": False,
-            "bias_activation_fusion": False,
-            "bias_dropout_add_fusion": False,
-            "apply_rope_fusion": False,
-            "gradient_accumulation_fusion": False,
-        }
+        section |= _ON_CPU  # the fused kernels and Transformer Engine exist on GPUs alone
+    else:
+        section = _ON_GPU | section
     return section | config.model.extra
 
 

@@ -210,11 +210,14 @@ def test_a_study_checks_its_runs_as_train_does(capsys, folder, started):
     """What only training can tell, for the second experiment; nothing is left behind."""
     write_study(
         folder / "s.yaml",
-        experiments=[{"label": "A"}, {"label": "B", "overrides": ["algorithm.surrogate=pppo"]}],
+        experiments=[
+            {"label": "A"},
+            {"label": "B", "overrides": ["algorithm=mpo", "algorithm.next_weight=0.9"]},
+        ],
     )
     before = sorted(folder.rglob("*"))
     assert error_line(capsys, "study", "s.yaml", "--output", "out").startswith(
-        "B: algorithm.surrogate = 'pppo'"
+        "B: algorithm.weight_decay = 0.8: leaves the token itself a weight of"
     )
     assert error_line(capsys, "study", "none.yaml", "--output", "out").startswith(
         "none.yaml: there is no such"

@@ -11,8 +11,12 @@ from tepo_nemo.config.schema import AlgorithmConfig
 from tepo_nemo.objectives import registry
 from tepo_nemo.objectives.advantage import AdvantageEstimator
 
-# What a preset needs of others: the toy model has no room for answers of 8192 tokens.
-COMPANY = {("data", "math"): ["model.encoder_seq_length=10240"]}
+# What a preset needs of others: the toy has no room for answers of 8192 tokens, and a real model is spread.
+COMPANY = {
+    ("data", "math"): ["model.encoder_seq_length=10240"],
+    ("experiment", "paper"): ["model=qwen2_5_7b"],
+    **{("model", name): ["hardware=h100x8"] for name in choices()["model"] if name != "toy"},
+}
 PRESETS = [(group, name) for group, names in choices().items() for name in names]
 
 

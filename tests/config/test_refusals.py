@@ -37,13 +37,17 @@ MISTAKES = [
     ("modle=toy", "modle: unknown key (did you mean model?)"),
     (
         "hardware.zzz=1",
-        "hardware.zzz: unknown key (the keys here are accelerator, nodes, devices_per_node)",
+        "hardware.zzz: unknown key (the keys here are accelerator, nodes, devices_per_node, "
+        "device_memory_gib, device_tflops, device_bandwidth_gb_s)",
     ),
     (
         "data.evaluation=[{name:a,pth:toy/test.jsonl}]",
         "data.evaluation.0.pth: unknown key (did you mean data.evaluation.0.path?)",
     ),
-    ("model=tyo", "model=tyo: unknown model; did you mean toy? choose from toy"),
+    (
+        "model=tyo",
+        "model=tyo: unknown model; did you mean toy? choose from " + ", ".join(choices()["model"]),
+    ),
     (
         "algorithm=tpo",
         "algorithm=tpo: unknown algorithm; did you mean tepo? choose from "
@@ -54,7 +58,10 @@ MISTAKES = [
         "experiment=toy: unknown experiment; did you mean toy_cpu? choose from "
         + ", ".join(choices()["experiment"]),
     ),
-    ("~model", "~model: presets are only chosen, as model=NAME; choose from toy"),
+    (
+        "~model",
+        "~model: presets are only chosen, as model=NAME; choose from " + ", ".join(choices()["model"]),
+    ),
     ("algorithm.clip_lo=0.1", "algorithm.clip_lo: is no option of tepo (did you mean algorithm.clip_low?)"),
     (
         "~algorithm.clip_low",
@@ -301,6 +308,30 @@ MISTAKES = [
         "model.hidden_size=130",
         "model.hidden_size=130: must be a multiple of model.num_attention_heads=4 (or set model.kv_channels)",
     ),
+    (
+        "model.hidden_size=132",
+        "model.kv_channels=null: heads of width 33 cannot be rotated, which "
+        "model.position_embedding_type=rope does with channels in pairs (set an even width)",
+    ),
+    (
+        "model.max_position_embeddings=63",
+        "model.encoder_seq_length=64: is longer than model.max_position_embeddings=63, the longest sequence "
+        "that the model was made for (set at most 63)",
+    ),
+    (
+        "model.tensor_model_parallel_size=4 hardware.nodes=2 hardware.devices_per_node=2",
+        "model.tensor_model_parallel_size=4: must divide hardware.devices_per_node=2, so that ranks which "
+        "share a layer are on one node (they exchange activations twice a layer; set a size that does, and "
+        "model.pipeline_model_parallel_size for the rest)",
+    ),
+    (
+        "model.pipeline_model_parallel_size=2 hardware.devices_per_node=80",
+        "model.pipeline_model_parallel_size=2: an update has 64 responses for 40 copies of the model, at "
+        "most 1 micro-batches each, so that stages would always wait (set at most 1, or lower "
+        "trainer.updates_per_rollout)",
+    ),
+    ("algorithm.clip_low=-0.1", "algorithm.clip_low=-0.1: must be at least 0"),
+    ("algorithm.kl_estimator=k4", "algorithm.kl_estimator=k4: must be one of k1, k2, k3, abs"),
     ("model.num_query_groups=3", "model.num_query_groups=3: must divide model.num_attention_heads=4"),
     (
         "model.pipeline_model_parallel_size=4 hardware.devices_per_node=4",
@@ -360,7 +391,8 @@ MISTAKES = [
     # files
     (
         "model.restore_from_path=/nowhere/start.nemo",
-        "model.restore_from_path=/nowhere/start.nemo: no such checkpoint (correct the path)",
+        "model.restore_from_path=/nowhere/start.nemo: no such checkpoint (make it with tepo-nemo convert, or "
+        "correct the path)",
     ),
     (
         "model.tokenizer.type=/nowhere/tokenizer",
@@ -405,7 +437,7 @@ def test_mistake_is_refused_with_its_line(overrides, message, toy):
         "model.precision='32'",
         "model.layernorm_epsilon=1e-5 model.max_position_embeddings=64",
         "model.extra.my_key=3",
-        "model.hidden_size=132 model.num_query_groups=null",
+        "model.hidden_size=136 model.num_query_groups=null",
         "model.kv_channels=16",
         "model.pipeline_model_parallel_size=2 hardware.devices_per_node=2",
         "model.sequence_parallel=true model.tensor_model_parallel_size=4 hardware.devices_per_node=4",

@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+from tepo_nemo.config.presets import config_folder
+
 PROBLEM = '{"id": "1", "prompt": "1+1=", "gold": "2"}\n'
 
 
@@ -21,3 +23,10 @@ def make_math_files(folder: Path) -> None:
         "dapo_math_17k", "aime24", "aime25", "amc", "math500", "omni_math", "olympiadbench", "minerva"
     ):  # fmt: skip
         (folder / "math" / f"{name}.jsonl").write_text(PROBLEM)
+
+
+def make_model_files(folder: Path) -> None:
+    """Make the checkpoints of the shipped models, empty, in `folder`/models."""
+    (folder / "models").mkdir()
+    for path in (config_folder() / "model").glob("*.yaml"):
+        (folder / "models" / f"{path.stem}.nemo").touch()
