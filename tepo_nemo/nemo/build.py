@@ -1,6 +1,5 @@
 """Builds the actor and its optimizer with NeMo's and NeMo-Aligner's own set-up helpers."""
 
-import tarfile
 from dataclasses import dataclass
 
 import torch
@@ -83,10 +82,6 @@ def build_host(config: Config) -> Host:
 
 def _check_checkpoint(config: Config) -> None:
     path = config.model.restore_from_path
-    if path.is_file() and not tarfile.is_tarfile(path):
-        raise UserError(
-            f"model.restore_from_path={path}: is no .nemo archive; give a .nemo file or an extracted folder"
-        )
     saved: DictConfig = load_checkpoint_model_config(str(path))
     for key in _SHAPES:
         given = getattr(config.model, key)

@@ -4,7 +4,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from support.toy_files import make_math_files, make_toy_files
+from support.toy_files import make_archive, make_math_files, make_toy_files
 
 from tepo_nemo import cli
 from tepo_nemo.config.load import load_config
@@ -40,7 +40,7 @@ def run(folder):
 
     run = RunDirectory.create(folder / "run", dump_config(load_config(["experiment=toy_cpu", "output=run"])))
     for step in (9, 10):
-        (run.checkpoints / f"step_{step:06d}.nemo").touch()
+        make_archive(run.checkpoints / f"step_{step:06d}.nemo")
     return run
 
 

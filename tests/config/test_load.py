@@ -9,6 +9,7 @@ import pytest
 import yaml
 from hydra.core.global_hydra import GlobalHydra
 from pydantic import ValidationError
+from support.toy_files import make_archive
 
 import tepo_nemo
 from tepo_nemo.config.load import dump_config, load_config
@@ -159,11 +160,47 @@ def test_configuration_is_immutable():
 
 
 def test_a_checkpoint_stands_in_for_the_architecture(tmp_path):
-    (tmp_path / "start.nemo").touch()
+    make_archive(tmp_path / "start.nemo")
     config = load_config(
         ["model.restore_from_path=start.nemo", "~model.num_layers", "~model.hidden_size", "~model.tokenizer"]
     )
     assert (config.model.num_layers, config.model.hidden_size, config.model.tokenizer) == (None, None, None)
+
+
+@pytest.mark.parametrize(
+    ("damage", "fault"),
+    [
+        (lambda content: content[:520], "unexpected end of data"),
+        (lambda content: content[:300], "truncated header"),
+        (lambda content: b"", "empty file"),
+        (lambda content: b"not an archive" * 100, "invalid header"),
+    ],
+)
+def test_a_cut_or_foreign_checkpoint_is_refused(tmp_path, damage, fault):
+    whole = tmp_path / "whole.nemo"
+    make_archive(whole)  # 10240 bytes, of which the header and the content are 1024
+    (tmp_path / "cut.nemo").write_bytes(damage(whole.read_bytes()))
+    with pytest.raises(UserError) as refusal:
+        load_config(["model.restore_from_path=cut.nemo"])
+    path = tmp_path / "cut.nemo"
+    assert str(refusal.value) == (
+        f"model.restore_from_path={path}: is no whole .nemo archive ({fault}; copy or make it again, or give "
+        "an extracted folder)"
+    )
+
+
+def test_an_archive_of_something_else_is_refused(tmp_path):
+    make_archive(tmp_path / "other.nemo", "weights.ckpt")
+    with pytest.raises(UserError, match=r"is no whole .nemo archive \(it has no model_config.yaml;"):
+        load_config(["model.restore_from_path=other.nemo"])
+
+
+def test_a_configuration_can_be_looked_at_without_its_files(tmp_path, monkeypatch):
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    assert load_config(["experiment=paper_qwen2_5_7b"], files=False).model.name == "qwen2_5_7b"
+    with pytest.raises(UserError, match=r"^model.restore_from_path=.*: no such checkpoint"):
+        load_config(["experiment=paper_qwen2_5_7b"])
 
 
 def test_several_cpu_nodes_are_fine():

@@ -1,5 +1,7 @@
 """The files that the shipped configurations name, small and without a model behind them."""
 
+import io
+import tarfile
 from pathlib import Path
 
 from tepo_nemo.config.presets import config_folder
@@ -8,10 +10,10 @@ PROBLEM = '{"id": "1", "prompt": "1+1=", "gold": "2"}\n'
 
 
 def make_toy_files(folder: Path) -> None:
-    """Make prompt sets, an empty tokenizer/ and warm_start.nemo under toy/ and chain/ in `folder`."""
+    """Make prompt sets, an empty tokenizer/ and a warm_start.nemo under toy/ and chain/ in `folder`."""
     for task in ("toy", "chain"):
         (folder / task / "tokenizer").mkdir(parents=True)
-        (folder / task / "warm_start.nemo").touch()
+        make_archive(folder / task / "warm_start.nemo")
         for name in ("train", "test"):
             (folder / task / f"{name}.jsonl").write_text(PROBLEM)
 
@@ -26,7 +28,16 @@ def make_math_files(folder: Path) -> None:
 
 
 def make_model_files(folder: Path) -> None:
-    """Make the checkpoints of the shipped models, empty, in `folder`/models."""
+    """Make the checkpoints of the shipped models, without weights, in `folder`/models."""
     (folder / "models").mkdir()
     for path in (config_folder() / "model").glob("*.yaml"):
-        (folder / "models" / f"{path.stem}.nemo").touch()
+        make_archive(folder / "models" / f"{path.stem}.nemo")
+
+
+def make_archive(path: Path, name: str = "model_config.yaml") -> None:
+    """Make a `.nemo` that holds a file of that name, which says nothing, and no weights."""
+    content = b"name: none\n"
+    member = tarfile.TarInfo(f"./{name}")
+    member.size = len(content)
+    with tarfile.open(path, "w:") as archive:
+        archive.addfile(member, io.BytesIO(content))
