@@ -9,6 +9,7 @@ from pathlib import Path
 from setuptools import find_packages, setup
 
 HERE = Path(__file__).parent
+DATA = {"configs": ["**/*.yaml", "**/*.md"], "requirements": ["*.txt"]}
 
 
 def version() -> str:
@@ -24,10 +25,10 @@ setup(
     description="TEPO and the methods it is compared with, as a plugin for NVIDIA NeMo-Aligner",
     license="Apache-2.0",
     python_requires=">=3.10",
-    # The presets live at the top of the repository and are installed as data of the package.
-    packages=[*find_packages(include=["tepo_nemo", "tepo_nemo.*"]), "tepo_nemo.configs"],
-    package_dir={"tepo_nemo.configs": "configs"},
-    package_data={"tepo_nemo.configs": ["**/*.yaml", "**/*.md"]},
+    # These folders live at the top of the repository and are installed as data of the package.
+    packages=[*find_packages(include=["tepo_nemo", "tepo_nemo.*"]), *(f"tepo_nemo.{name}" for name in DATA)],
+    package_dir={f"tepo_nemo.{name}": name for name in DATA},
+    package_data={f"tepo_nemo.{name}": patterns for name, patterns in DATA.items()},
     entry_points={"console_scripts": ["tepo-nemo = tepo_nemo.cli:main"]},
     # Wide ranges, up to the next major version, so that a NeMo container keeps what it has.
     install_requires=[
@@ -35,6 +36,7 @@ setup(
         "math-verify[antlr4_9_3]>=0.9,<0.10",  # hydra-core needs the same antlr4
         "matplotlib>=3.7,<4",
         "omegaconf>=2.3,<2.4",
+        "packaging>=23",
         "pebble>=5.1,<6",
         "pydantic>=2.5,<3",
         "pyyaml>=6,<7",

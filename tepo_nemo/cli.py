@@ -4,12 +4,22 @@ import argparse
 import warnings
 from collections.abc import Sequence
 
-from tepo_nemo.commands import bench, evaluate, grade, plot, prepare_data, study, train, validate
+from tepo_nemo.commands import bench, doctor, evaluate, grade, plot, prepare_data, study, train, validate
 from tepo_nemo.commands.parser import EXIT_CODES, Parser
 from tepo_nemo.errors import UserError
 from tepo_nemo.launch.outcome import ExitCode, print_error
 
-_COMMANDS = (train, validate, evaluate, plot, study, grade, bench, prepare_data)  # in the order of the help
+_COMMANDS = (
+    train,
+    validate,
+    evaluate,
+    plot,
+    study,
+    grade,
+    bench,
+    prepare_data,
+    doctor,
+)  # in the order of the help
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -17,7 +17,7 @@ def test_an_installation_finds_its_presets(tmp_path):
     source.mkdir()
     for name in ("setup.py", "pyproject.toml"):
         shutil.copy(REPOSITORY / name, source)
-    for name in ("tepo_nemo", "configs"):
+    for name in ("tepo_nemo", "configs", "requirements"):
         shutil.copytree(REPOSITORY / name, source / name, ignore=shutil.ignore_patterns("__pycache__"))
     options = ["--quiet", "--no-deps", "--no-build-isolation", "--target", str(site)]
     subprocess.run([sys.executable, "-m", "pip", "install", *options, str(source)], check=True, timeout=100)

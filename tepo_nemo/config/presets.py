@@ -14,10 +14,15 @@ STUDIES = "study"  # the folder of what is no group of presets but files for `te
 
 
 def config_folder() -> Path:
-    """`configs/`: package data of an installation, or beside the package in a checkout."""
+    """`configs/`, wherever it is."""
+    return shipped_folder("configs")
+
+
+def shipped_folder(name: str) -> Path:
+    """A folder of the repository's top: package data of an installation, or beside the package."""
     package = Path(tepo_nemo.__file__).parent
-    installed = package / "configs"
-    return installed if installed.is_dir() else package.parent / "configs"
+    installed = package / name
+    return installed if installed.is_dir() else package.parent / name
 
 
 @cache

@@ -54,7 +54,7 @@ def error_line(capsys, *arguments: str) -> str:
         (
             ["trian"],
             "argument COMMAND: invalid choice: 'trian' (choose from 'train', 'validate', 'eval', 'plot', "
-            "'study', 'grade', 'bench', 'prepare-data') "
+            "'study', 'grade', 'bench', 'prepare-data', 'doctor') "
             "(see tepo-nemo --help)",
         ),
         (["train", "--dry"], "unknown argument --dry (see tepo-nemo --help)"),
