@@ -39,10 +39,6 @@ def missing_files(config: Config) -> Iterator[str]:
             yield f"{key}={path}: no such file (make it with tepo-nemo prepare-data, or correct the path)"
 
 
-_GZIP = b"\x1f\x8b"
-_SETTINGS = "model_config.yaml"
-
-
 def _fault(archive: Path) -> str | None:
     """What is wrong with a file that should be a `.nemo`; reads nothing but the headers of its members."""
     try:
