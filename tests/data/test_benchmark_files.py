@@ -16,6 +16,7 @@ from tepo_nemo.data.overlap import find_overlap
 from tepo_nemo.data.prepare import prepare
 from tepo_nemo.data.prompts import load_prompts
 from tepo_nemo.errors import UserError
+from tepo_nemo.reward.pool import PoolSettings, RewardPool
 
 if "TEPO_NEMO_BENCHMARK_FILES" not in os.environ:
     pytest.skip("TEPO_NEMO_BENCHMARK_FILES names no folder of benchmark files", allow_module_level=True)
@@ -26,6 +27,10 @@ COUNTS = {
     "aime24": 30, "aime25": 30, "amc": 83, "math500": 500, "omni_math": 2811, "olympiadbench": 675,
     "minerva": 272, "dapo_math_17k": 17176,
 }  # fmt: skip
+
+SETTINGS = PoolSettings(
+    workers=4, time_limit_s=60, memory_limit_gib=2, max_tasks=2000, response_tail=65536, alarm_fraction=0.01
+)
 
 
 def folder_of(source):
@@ -84,6 +89,22 @@ def test_omni_math_loses_its_five_pairs_and_tells_its_four_broken_golds(tmp_path
     prepare("omni_math", path, tmp_path / "set.jsonl", template_name="none")
     report = json.loads((tmp_path / "set.report.json").read_text())
     assert (report["rows"], len(report["repeated"]), len(report["unbalanced_golds"])) == (2821, 5, 4)
+
+
+# Omni-MATH: golds whose brackets are not balanced, which the report of `prepare-data` lists.
+NOT_RIGHT = {"omni_math": 4}
+
+
+@pytest.mark.parametrize("source", COUNTS)
+def test_golds_are_right_answers_to_their_own_problems(prepared, source):
+    items = [("", rf"\boxed{{{prompt.gold}}}", prompt.gold, prompt.metadata) for prompt in prepared(source)]
+    pool = RewardPool("math_answer", SETTINGS)
+    try:
+        results = pool.grade(items)
+    finally:
+        pool.close()
+    wrong = [item[2] for item, result in zip(items, results, strict=True) if result.value != 1]
+    assert len(wrong) == NOT_RIGHT.get(source, 0), wrong
 
 
 # Problems too short for a run of 13 words are not in the list; these are in the training set word for word.
