@@ -4,7 +4,18 @@ import argparse
 import warnings
 from collections.abc import Sequence
 
-from tepo_nemo.commands import bench, doctor, evaluate, grade, plot, prepare_data, study, train, validate
+from tepo_nemo.commands import (
+    bench,
+    doctor,
+    evaluate,
+    grade,
+    plan,
+    plot,
+    prepare_data,
+    study,
+    train,
+    validate,
+)
 from tepo_nemo.commands.parser import EXIT_CODES, Parser
 from tepo_nemo.errors import UserError
 from tepo_nemo.launch.outcome import ExitCode, print_error
@@ -12,6 +23,7 @@ from tepo_nemo.launch.outcome import ExitCode, print_error
 _COMMANDS = (
     train,
     validate,
+    plan,
     evaluate,
     plot,
     study,

@@ -53,7 +53,8 @@ def error_line(capsys, *arguments: str) -> str:
         ([], "the following arguments are required: COMMAND (see tepo-nemo --help)"),
         (
             ["trian"],
-            "argument COMMAND: invalid choice: 'trian' (choose from 'train', 'validate', 'eval', 'plot', "
+            "argument COMMAND: invalid choice: 'trian' "
+            "(choose from 'train', 'validate', 'plan', 'eval', 'plot', "
             "'study', 'grade', 'bench', 'prepare-data', 'doctor') "
             "(see tepo-nemo --help)",
         ),

@@ -43,7 +43,7 @@ def take_steps(
     steps = []
     for config in configs:
         host, policy = build_policy(config)
-        steps.append(_step(host, policy, _first(policy, batch, old), learning_rate))
+        steps.append(take_step(host, policy, first_mini_batch(policy, batch, old), learning_rate))
     return steps
 
 
@@ -55,27 +55,29 @@ def recover(
     for config in configs:
         learning_rate = config.trainer.optimizer.learning_rate
         host, policy = build_policy(config)
-        clean = _first(policy, batch, old)
+        clean = first_mini_batch(policy, batch, old)
         poisoned = clean
         if policy.data_parallel_rank == policy.data_parallel_size - 1:
             *others, last = clean.micro_batches
             advantages = last.advantages.clone()
             advantages[tuple(last.mask.nonzero()[0])] = poison
             poisoned = replace(clean, micro_batches=[*others, replace(last, advantages=advantages)])
-        first = _step(host, policy, poisoned, learning_rate)
-        second = _step(host, policy, clean, learning_rate)
+        first = take_step(host, policy, poisoned, learning_rate)
+        second = take_step(host, policy, clean, learning_rate)
         fresh_host, fresh_policy = build_policy(config)
-        recoveries.append(Recovery(first, second, _step(fresh_host, fresh_policy, clean, learning_rate)))
+        recoveries.append(Recovery(first, second, take_step(fresh_host, fresh_policy, clean, learning_rate)))
     return recoveries
 
 
-def _first(policy: "MegatronPolicy", batch: TrainBatch, old: Rows) -> MiniBatch:
+def first_mini_batch(policy: "MegatronPolicy", batch: TrainBatch, old: Rows) -> MiniBatch:
+    """With old statistics, in micro-batches of 4."""
     return mini_batches_of(policy, batch, old, responses_per_update=RESPONSES_PER_UPDATE, micro_batch_size=4)[
         0
     ]
 
 
-def _step(host, policy: "MegatronPolicy", mini_batch: MiniBatch, learning_rate: float) -> Step:
+def take_step(host, policy: "MegatronPolicy", mini_batch: MiniBatch, learning_rate: float) -> Step:
+    """An update as the trainer makes it."""
     before = own_weights(host)
     policy.prepare_for_training()
     policy.prepare_for_training_step()
