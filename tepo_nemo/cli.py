@@ -13,6 +13,7 @@ from tepo_nemo.commands import (
     plot,
     prepare_data,
     study,
+    submit,
     train,
     validate,
 )
@@ -24,6 +25,7 @@ _COMMANDS = (
     train,
     validate,
     plan,
+    submit,
     evaluate,
     plot,
     study,
