@@ -66,8 +66,9 @@ def submit(job: Job) -> list[str]:
 
 def shown(job: Job) -> str:
     """The script, and what would be done with it, as a script still."""
-    lines = [shlex.join(("source", str(_folder() / "env.sh"))), *map(" ".join, job.lines)]
-    return job.script + "".join(f"# {line}\n" for line in ("would be submitted by:", *lines))
+    lines = [" ".join(line).format(previous="PREVIOUS_ID") for line in job.lines]
+    setting = shlex.join(("source", str(_folder() / "env.sh")))
+    return job.script + "".join(f"# {line}\n" for line in ("would be submitted by:", setting, *lines))
 
 
 def _folder() -> Path:

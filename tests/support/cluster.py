@@ -9,6 +9,8 @@ from pathlib import Path
 
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "srun", "scontrol", "squeue", "scancel")
 
+ENDED = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY")
+
 # Processes are told by their parents, without cgroups. A job that is put back into the queue may start again
 # once its credential has expired.
 _CONFIG = """\
@@ -34,14 +36,15 @@ SlurmdParameters=config_overrides
 MpiDefault=none
 SwitchType=switch/none
 SelectType=select/cons_tres
+SelectTypeParameters=CR_CPU
 SchedulerType=sched/builtin
 SchedulerParameters=sched_interval=1
 ReturnToService=2
 SlurmdTimeout=300
 KillWait=5
 MinJobAge=300
-NodeName={host} NodeAddr=127.0.0.1 CPUs=8 RealMemory=1000 State=UNKNOWN
-PartitionName=tests Nodes={host} Default=YES OverSubscribe=FORCE:4
+NodeName={host} NodeAddr=127.0.0.1 CPUs=64 State=UNKNOWN
+PartitionName=tests Nodes={host} Default=YES
 """
 
 
@@ -103,6 +106,20 @@ class Cluster:
         """What a client of SLURM prints."""
         options = {"env": self.environment, "capture_output": True, "text": True, "timeout": 60} | options
         return subprocess.run(command, check=check, **options).stdout
+
+    def job(self, number: str) -> dict[str, str]:
+        """What the controller knows of a job."""
+        words = self.run("scontrol", "show", "job", "--oneliner", number).split()
+        return dict(word.split("=", 1) for word in words if "=" in word)
+
+    def wait(self, number: str, timeout_s: float = 60) -> dict[str, str]:
+        """The job when it has ended for good. Raises TimeoutError where it does not."""
+        deadline = time.monotonic() + timeout_s
+        while (job := self.job(number))["JobState"] not in ENDED:
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"job {number} is {job['JobState']} ({job['Reason']})")
+            time.sleep(0.2)
+        return job
 
     def _daemon(self, name: str, *arguments: str) -> None:
         with open(self.folder / f"{name}.output", "wb") as output:
