@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from tepo_nemo.commands import (
     bench,
+    convert,
     doctor,
     evaluate,
     grade,
@@ -32,6 +33,7 @@ _COMMANDS = (
     grade,
     bench,
     prepare_data,
+    convert,
     doctor,
 )  # in the order of the help
 

@@ -3,7 +3,7 @@
 Built on NeMo's `MegatronGPTModel` with NeMo-Aligner's generative interface.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 
@@ -24,6 +24,7 @@ from nemo_aligner.utils.train_utils import (
 from omegaconf import DictConfig
 from torch import Tensor
 
+from tepo_nemo.nemo.layers import add_up_qk_layernorm_gradients, qk_layernorm_where_asked
 from tepo_nemo.nemo.model_inputs import packed_inputs, padded_inputs
 from tepo_nemo.nemo.output_layer import hidden_states_as_output, response_logprobs_and_entropy
 from tepo_nemo.nemo.sequence_parallelism import set_sequence_parallelism
@@ -52,10 +53,16 @@ class MegatronGPTTEPOActorModel(MegatronGPTModel, AlignableGenerativeInterface):
 
     objective: Objective
     rollout: RolloutBackend
+    huggingface_files: Mapping[str, bytes] = {}
+    """What its checkpoints keep of the model's folder on Hugging Face: config.json, tokenizer."""
 
     def __init__(self, cfg: DictConfig, trainer: Trainer) -> None:
         super().__init__(cfg, trainer=trainer)
         self.automatic_optimization = False
+
+    def model_provider_func(self, pre_process: bool, post_process: bool) -> torch.nn.Module:
+        with qk_layernorm_where_asked():
+            return super().model_provider_func(pre_process, post_process)
 
     def connect(
         self,
@@ -183,6 +190,8 @@ class MegatronGPTTEPOActorModel(MegatronGPTModel, AlignableGenerativeInterface):
         return hidden, loss_func
 
     def finish_training_step(self) -> None:
+        if not self.use_mcore_dist_optim and not self.cfg.get("sequence_parallel", False):
+            add_up_qk_layernorm_gradients(self.model)
         grad_reductions(self)
 
     def finish_training(self) -> None:

@@ -1,8 +1,10 @@
 """Writes weights as a `.nemo` file that appears only when it is complete, and reads them at any layout."""
 
+import io
 import os
 import shutil
-from collections.abc import Iterator
+import tarfile
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from unittest.mock import patch
@@ -12,6 +14,7 @@ from megatron.core.dist_checkpointing.strategies import filesystem_async
 from megatron.core.dist_checkpointing.strategies.torch import MCoreLoadPlanner
 from torch.distributed.checkpoint.planner import LoadPlan
 
+from tepo_nemo.conversion.archive import ORIGIN
 from tepo_nemo.nemo.actor import MegatronGPTTEPOActorModel
 
 
@@ -35,9 +38,19 @@ def save_nemo(actor: MegatronGPTTEPOActorModel, path: Path) -> None:
         filesystem_async._results_queue = None
     dist.barrier()
     if dist.get_rank() == 0:
+        _add_origin(partial / path.name, actor.huggingface_files)
         os.replace(partial / path.name, path)
         shutil.rmtree(partial)
     dist.barrier()
+
+
+def _add_origin(archive: Path, files: Mapping[str, bytes]) -> None:
+    """What it takes to make a folder of Hugging Face of the checkpoint again."""
+    with tarfile.open(archive, "a:") as tar:
+        for name, content in files.items():
+            member = tarfile.TarInfo(f"./{ORIGIN}/{name}")
+            member.size = len(content)
+            tar.addfile(member, io.BytesIO(content))
 
 
 @contextmanager

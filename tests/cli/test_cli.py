@@ -54,8 +54,8 @@ def error_line(capsys, *arguments: str) -> str:
         (
             ["trian"],
             "argument COMMAND: invalid choice: 'trian' "
-            "(choose from 'train', 'validate', 'plan', 'submit', 'eval', "
-            "'plot', 'study', 'grade', 'bench', 'prepare-data', 'doctor') "
+            "(choose from 'train', 'validate', 'plan', 'submit', 'eval', 'plot', "
+            "'study', 'grade', 'bench', 'prepare-data', 'convert', 'doctor') "
             "(see tepo-nemo --help)",
         ),
         (["train", "--dry"], "unknown argument --dry (see tepo-nemo --help)"),

@@ -1,0 +1,64 @@
+"""A converted model computes what transformers computes, at every layout, and comes back to the bit."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from support.converted import Answer, Silent, answer_all, host_of
+from support.huggingface_models import MODELS, VOCABULARY, all_weights
+from support.once import once
+from support.worlds import Worlds
+from torch import Tensor
+
+from tepo_nemo.conversion.convert import convert
+from tepo_nemo.rollout.protocol import GenerationRequest
+
+pytestmark = pytest.mark.timeout(300)  # the first test to need a layout waits for it
+
+NAMES = (*MODELS, "qwen3")
+LAYOUTS = {"tp1": (1, 1), "tp2": (2, 1), "pp2": (1, 2)}
+
+
+@pytest.fixture(scope="module")
+def answers(
+    worlds: Worlds, models: dict, train: Path, tokens: Tensor, greedy: GenerationRequest
+) -> Callable[[str], list[dict[str, Answer]]]:
+    """`answers(layout)`: what each rank makes of every model; a layout works once."""
+
+    def work(layout: str) -> list[dict[str, Answer]]:
+        tensor, pipeline = LAYOUTS[layout]
+        configs = {
+            name: host_of(model.nemo, train, tensor=tensor, pipeline=pipeline)
+            for name, model in models.items()
+        }
+        return worlds(tensor * pipeline, stack="nemo").run(answer_all, configs, tokens, greedy, timeout=110)
+
+    return once(work)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("name", NAMES)
+def test_logits_and_greedy_text(
+    models: dict, answers: Callable[[str], list[dict[str, Answer]]], layout: str, name: str
+) -> None:
+    expected, ranks = models[name].expected, [answer[name] for answer in answers(layout)]
+    shards = [answer.logits for answer in ranks if answer.logits is not None]
+    logits = torch.cat(shards, dim=-1)[..., :VOCABULARY]
+    torch.testing.assert_close(logits, expected.logits, rtol=0, atol=1e-4)
+    for answer in ranks:
+        assert answer.greedy == expected.greedy
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_comes_back_unchanged(models: dict, name: str, tmp_path: Path) -> None:
+    """The weights to the bit, and every other file as it was."""
+    source = models[name].huggingface
+    convert(models[name].nemo, tmp_path / "back", watcher=Silent())
+    before, after = all_weights(source), all_weights(tmp_path / "back")
+    assert before.keys() == after.keys()
+    for key, value in before.items():
+        assert value.dtype == after[key].dtype and torch.equal(value, after[key]), key
+    for file in source.glob("*"):
+        if ".safetensors" not in file.name:
+            assert (tmp_path / "back" / file.name).read_bytes() == file.read_bytes(), file.name
