@@ -60,10 +60,9 @@ def _fill_in_optimizers() -> None:
     nemo.core.optim.get_optimizer = optimizers.get_optimizer = get_optimizer
 
 
-def _local_specs(spec_name: str = "", transformer_config: Any = None, *_: Any, **__: Any) -> Any:
+def _local_specs(*_: Any, **__: Any) -> Any:
     """Layers of plain Megatron-core. NeMo's own function builds those of every engine before it chooses."""
-    qk_layernorm = bool(transformer_config is not None and transformer_config.qk_layernorm)
-    return get_gpt_layer_local_spec(qk_layernorm=qk_layernorm)
+    return get_gpt_layer_local_spec()
 
 
 def _seed_with_tracker(set_random_seed: Any) -> Any:

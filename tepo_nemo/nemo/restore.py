@@ -13,13 +13,14 @@ from nemo_aligner.utils.utils import (
     load_checkpoint_model_config,
     load_from_nemo,
 )
-from omegaconf import DictConfig, open_dict
+from omegaconf import DictConfig, OmegaConf, open_dict
 
 from tepo_nemo.config.schema import Config
 from tepo_nemo.conversion.archive import ORIGIN, Checkpoint
 from tepo_nemo.conversion.families import ROPE_SCALING_FIELDS, Architecture
 from tepo_nemo.conversion.nemo_config import check_length
 from tepo_nemo.errors import UserError
+from tepo_nemo.nemo import nemo2
 from tepo_nemo.nemo.actor import MegatronGPTTEPOActorModel
 from tepo_nemo.nemo.checkpoint import any_vocabulary_padding
 
@@ -56,13 +57,15 @@ def restore(config: Config, cfg: DictConfig) -> tuple[MegatronGPTTEPOActorModel,
         UserError: the checkpoint cannot be read, or is of another architecture than the configuration says.
     """
     path = config.model.restore_from_path
-    saved = _saved_config(path)
+    saved = nemo2.model_config(path) if nemo2.is_folder(path) else _saved_config(path)
     _check_model(config, saved)
     origin = _origin(path)
     if origin:
         length = config.model.encoder_seq_length or saved.encoder_seq_length
         architecture = Architecture.of(origin["config.json"], f"{path}: {ORIGIN}/config.json")
         check_length(architecture, length, "model.encoder_seq_length")
+    cfg.model = OmegaConf.merge(nemo2.translated(saved), cfg.model) if nemo2.is_folder(path) else cfg.model
+    cfg.model.context_parallel_size = 1  # whatever the checkpoint was trained at
     # The merge keeps keys of the checkpoint that ours lack; one optimizer's are of no use to another.
     cfg.model.overwrite_base_config = {"optim": True}
     cfg.model = load_and_override_model_config(str(path), cfg.model)
@@ -97,6 +100,11 @@ def _check_model(config: Config, saved: DictConfig) -> None:
                 f"model.{key}={given}: {path} has {saved[key]}; set model.{key}={saved[key]} or"
                 f" model.{key}=null, or give another checkpoint"
             )
+    if saved.get("num_moe_experts"):
+        raise UserError(
+            f"model.restore_from_path={path}: is a mixture of experts, which is not supported (give a dense "
+            "model)"
+        )
     rows, size = saved.get("override_vocab_size"), config.model.tensor_model_parallel_size
     if rows is not None and rows % size:
         raise UserError(

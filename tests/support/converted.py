@@ -5,13 +5,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from support.gather import Part, own_weights
 from support.huggingface_models import VOCABULARY
 from support.toy import build_policy
+from support.updates import Case, take_case
 from torch import Tensor
 
 from tepo_nemo.config.load import load_config
 from tepo_nemo.config.schema import Config
 from tepo_nemo.rollout.protocol import GenerationRequest
+from tepo_nemo.training.batch import TrainBatch
 
 _FROM_THE_CHECKPOINT = (
     "tokenizer", "make_vocab_size_divisible_by", "encoder_seq_length", "num_layers", "hidden_size",
@@ -92,3 +95,56 @@ def _logits(actor, tokens: Tensor) -> Tensor | None:
         collect_non_loss_data=True,
     )
     return outputs[0] if outputs else None
+
+
+def names_of(rank: int, world_size: int, config: Config) -> dict[str, tuple[int, ...] | None]:
+    """What Megatron-core itself would save of the model: shape of every tensor, None for an object."""
+    from megatron.core.dist_checkpointing.dict_utils import nested_values
+    from megatron.core.dist_checkpointing.mapping import ShardedTensor, apply_factories
+
+    host, _ = build_policy(config)
+    state = host.actor.sharded_state_dict()
+    apply_factories(state)
+    return {
+        part.key if isinstance(part, ShardedTensor) else part.unique_key: (
+            tuple(part.global_shape) if isinstance(part, ShardedTensor) else None
+        )
+        for part in nested_values(state)
+    }
+
+
+def load_objects(rank: int, world_size: int, config: Config, folder: Path, keys: list[str]) -> list[object]:
+    """What Megatron-core reads under keys of sharded objects."""
+    from megatron.core import dist_checkpointing
+    from megatron.core.dist_checkpointing.mapping import ShardedObject
+
+    build_policy(config)  # for its process groups
+    asked = {key: ShardedObject.empty_from_unique_key(key) for key in keys}
+    return list(dist_checkpointing.load(asked, str(folder)).values())
+
+
+@dataclass(frozen=True)
+class Trained:
+    """One rank's, of a model that was changed and saved."""
+
+    logits: Tensor | None
+    part: Part
+
+
+def change_and_save(rank: int, world_size: int, config: Config, tokens: Tensor, path: Path) -> Trained:
+    """Give every weight another value, and save them."""
+    host, policy = build_policy(config)
+    with torch.no_grad():
+        for parameter in host.actor.parameters():
+            parameter.mul_(1.01)
+    policy.save(path)
+    policy.prepare_for_inference()
+    return Trained(_logits(host.actor, tokens), own_weights(host))
+
+
+def gradients_of(rank: int, world_size: int, config: Config, batch: TrainBatch) -> Part:
+    """Of the configured loss, over the whole batch as one mini-batch."""
+    host, policy = build_policy(config)
+    case = Case(batch, None, config.algorithm, responses_per_update=len(batch))
+    policy.prepare_for_training()
+    return take_case(host, policy, case).gradients

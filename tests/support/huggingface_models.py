@@ -87,14 +87,22 @@ def expected_of(folder: Path, tokens: Tensor, prompts: list[list[int]], new_toke
 
     model = transformers.AutoModelForCausalLM.from_pretrained(folder, torch_dtype=torch.float32)
     with torch.no_grad():
-        logits = model(tokens).logits
         greedy = []
         for prompt in prompts:
             row = torch.tensor([prompt])
             mask = torch.ones_like(row)
             answer = model.generate(row, attention_mask=mask, max_new_tokens=new_tokens, do_sample=False)
             greedy.append(answer[0, len(prompt) :].tolist())
-    return Expected(logits, greedy)
+    return Expected(logits_of(folder, tokens), greedy)
+
+
+def logits_of(folder: Path, tokens: Tensor) -> Tensor:
+    """Of `tokens` [rows, length], [rows, length, V]."""
+    import transformers
+
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder, torch_dtype=torch.float32)
+    with torch.no_grad():
+        return model(tokens).logits
 
 
 def all_weights(folder: Path) -> dict[str, Tensor]:

@@ -1,0 +1,117 @@
+"""What the host makes of a converted checkpoint beyond reading it: names, training, saving."""
+
+import importlib.util
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from support.converted import (
+    Silent,
+    change_and_save,
+    gradients_of,
+    host_of,
+    load_objects,
+    names_of,
+)
+from support.gather import Part, whole
+from support.huggingface_models import VOCABULARY, all_weights, logits_of
+from support.once import once
+from support.synthetic import synthetic_batch
+from support.worlds import Worlds
+from torch import Tensor
+
+from tepo_nemo.conversion.archive import Checkpoint
+from tepo_nemo.conversion.convert import convert
+from tepo_nemo.conversion.nemo_config import read_architecture
+from tepo_nemo.conversion.to_nemo import KEY_PREFIX
+from tepo_nemo.conversion.weights import WEIGHTS, extra_state_keys, weights_of
+
+pytestmark = pytest.mark.timeout(300)  # the first test to need a layout waits for it
+
+
+@pytest.mark.parametrize("name", ["qwen2_5", "qwen3"])
+def test_the_kept_list_is_what_megatron_saves(worlds: Worlds, models: dict, train: Path, name: str) -> None:
+    """Tensors to the shape. Objects at least: a Transformer Engine layer asks for more than a plain one."""
+    (found,) = worlds(1, stack="nemo").run(names_of, host_of(models[name].nemo, train))
+    architecture = read_architecture(Checkpoint(models[name].nemo))
+    sizes = architecture.sizes
+    kept = {
+        KEY_PREFIX + weight.nemo: (sizes.layers, *weight.shape(sizes))
+        if weight.in_layers
+        else weight.shape(sizes)
+        for weight in weights_of(architecture)
+    }
+    assert {key: shape for key, shape in found.items() if shape is not None} == kept
+    objects = {key for key, shape in found.items() if shape is None}
+    assert objects and objects <= {KEY_PREFIX + key for key in extra_state_keys(architecture)}
+
+
+def test_every_extra_state_is_there_and_empty(worlds: Worlds, models: dict, train: Path) -> None:
+    model = models["qwen3"].nemo
+    keys = [KEY_PREFIX + key for key in extra_state_keys(read_architecture(Checkpoint(model)))]
+    assert len(keys) == 2 * 7 + 1  # seven modules of two layers, and the last norm
+    (values,) = worlds(1, stack="nemo").run(
+        load_objects, host_of(model, train), model / "model_weights", keys
+    )
+    assert values == [None] * len(keys)
+
+
+def test_fused_names_are_those_of_transformer_engine() -> None:
+    """As Megatron-core's own export knows them; it has no Qwen3."""
+    root = Path(importlib.util.find_spec("megatron.core").submodule_search_locations[0])
+    source = (root / "export/trtllm/model_to_trllm_mapping/default_conversion_dict.py").read_text()
+    known = set(re.findall(r"'([\w.]+)':", source))
+    assert {weight.nemo for weight in WEIGHTS if weight.needs != "qk_layernorm"} <= known
+
+
+@pytest.mark.parametrize("name", ["qwen2_5_tied", "llama", "qwen3"])
+def test_a_trained_checkpoint_goes_back(
+    worlds: Worlds, models: dict, train: Path, tokens: Tensor, name: str, tmp_path: Path
+) -> None:
+    """Weights that two tensor-parallel ranks have changed and saved, in transformers."""
+    config = host_of(models[name].nemo, train, tensor=2)
+    ranks = worlds(2, stack="nemo").run(change_and_save, config, tokens, tmp_path / "step.nemo")
+    convert(tmp_path / "step.nemo", tmp_path / "back", watcher=Silent())
+    before, after = all_weights(models[name].huggingface), all_weights(tmp_path / "back")
+    assert before.keys() == after.keys()
+    for key, value in before.items():
+        torch.testing.assert_close(after[key], value * 1.01, rtol=1e-6, atol=0, msg=key)
+    for file in models[name].huggingface.glob("*"):
+        if ".safetensors" not in file.name:
+            assert (tmp_path / "back" / file.name).read_bytes() == file.read_bytes(), file.name
+    if name != "qwen3":  # which the pinned transformers does not have
+        logits = torch.cat([rank.logits for rank in ranks], dim=-1)[..., :VOCABULARY]
+        torch.testing.assert_close(logits, logits_of(tmp_path / "back", tokens), rtol=0, atol=1e-4)
+
+
+@pytest.fixture(scope="module")
+def gradients(worlds: Worlds, models: dict, train: Path) -> Callable[..., dict[str, Tensor]]:
+    """`gradients(tensor, *overrides)`: whole gradients of Qwen3 at a layout."""
+
+    def work(tensor: int, *overrides: str) -> dict[str, Tensor]:
+        config = host_of(models["qwen3"].nemo, train, *overrides, tensor=tensor)
+        parts: list[Part] = worlds(tensor, stack="nemo").run(gradients_of, config, synthetic_batch())
+        return whole(parts, vocabulary=VOCABULARY, tied=False)
+
+    return once(work)
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        (),
+        ("model.sequence_parallel=true",),
+        ("trainer.optimizer.name=distributed_adam",),
+    ],
+    ids=["plain", "sequence parallel", "distributed optimizer"],
+)
+def test_norms_of_queries_and_keys_see_all_heads(
+    gradients: Callable[..., dict[str, Tensor]], overrides: tuple[str, ...]
+) -> None:
+    """Each tensor-parallel rank has some of the heads; the gradient of their common norm is the sum."""
+    one, two = gradients(1), gradients(2, *overrides)
+    assert all(value.abs().max() > 1e-4 for name, value in one.items() if "q_layernorm" in name)
+    for name, value in one.items():
+        torch.testing.assert_close(two[name], value, rtol=1e-4, atol=1e-6, msg=name)
