@@ -14,6 +14,14 @@ ORIGIN = "huggingface"
 """Folder within a checkpoint for what the model has on Hugging Face: its config.json, its tokenizer."""
 
 
+def is_compressed(path: Path) -> bool:
+    """Whether a file is an archive whose members cannot be read but all in a row; NeMo used to write such."""
+    if not path.is_file():
+        return False
+    with open(path, "rb") as file:
+        return file.read(2) == b"\x1f\x8b"
+
+
 class Checkpoint:
     """Reads files of a checkpoint by their path within it.
 
@@ -27,8 +35,9 @@ class Checkpoint:
         self._archive: tarfile.TarFile | None = None
         if path.is_dir():
             return
+        if is_compressed(path):
+            raise UserError(f"{path}: is compressed (unpack it, and give the folder)")
         try:
-            # Only whole files can be read from within a compressed archive.
             self._archive = tarfile.open(path, "r:")
         except (tarfile.TarError, OSError) as error:
             raise UserError(

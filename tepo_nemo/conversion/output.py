@@ -85,7 +85,13 @@ def _full_disk_is_a_mistake(path: Path) -> Iterator[None]:
         raise UserError(f"{path}: its disk is full (make room, or choose another disk)") from error
 
 
-def _is_full_disk(error: BaseException) -> bool:
-    """PyTorch and safetensors pass the operating system's words on, but not its number."""
+def _is_full_disk(error: BaseException | None) -> bool:
+    """Also where it was met on the way: PyTorch, told of it in the middle of a file, fails at its end.
+
+    safetensors passes the operating system's words on, but not its number.
+    """
+    if error is None:
+        return False
     full = (errno.ENOSPC, errno.EDQUOT)
-    return getattr(error, "errno", None) in full or any(os.strerror(number) in str(error) for number in full)
+    is_it = getattr(error, "errno", None) in full or any(os.strerror(one) in str(error) for one in full)
+    return is_it or _is_full_disk(error.__context__)

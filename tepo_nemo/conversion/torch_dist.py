@@ -106,13 +106,15 @@ def write_torch_dist(
     objects = dict.fromkeys(empty_objects, _saved([None]))
     # One file, and nothing that copies ahead from a GPU: then one chunk at a time is in memory.
     writer = FileSystemWriter(folder, thread_count=1, per_thread_copy_ahead=0)
+    cause = None
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="torch.distributed is disabled")
         try:
             dcp.save({}, storage_writer=writer, planner=_Planner(chunks, objects, wrote), no_dist=True)
         except CheckpointException as failed:
             ((cause, _),) = failed.failures.values()
-            raise cause from None
+    if cause is not None:
+        raise cause  # out here, where it keeps what it was itself caused by
     (folder / "common.pt").write_bytes(_saved({}))
     (folder / "metadata.json").write_text(json.dumps(_FORMAT))
 

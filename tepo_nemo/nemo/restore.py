@@ -1,6 +1,5 @@
 """Loads the actor from a checkpoint: a `.nemo` file, its folder, or a checkpoint folder of NeMo 2."""
 
-import tarfile
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -16,7 +15,7 @@ from nemo_aligner.utils.utils import (
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from tepo_nemo.config.schema import Config
-from tepo_nemo.conversion.archive import ORIGIN, Checkpoint
+from tepo_nemo.conversion.archive import ORIGIN, Checkpoint, is_compressed
 from tepo_nemo.conversion.families import ROPE_SCALING_FIELDS, Architecture
 from tepo_nemo.conversion.nemo_config import check_length
 from tepo_nemo.errors import UserError
@@ -57,7 +56,7 @@ def restore(config: Config, cfg: DictConfig) -> tuple[MegatronGPTTEPOActorModel,
         UserError: the checkpoint cannot be read, or is of another architecture than the configuration says.
     """
     path = config.model.restore_from_path
-    saved = nemo2.model_config(path) if nemo2.is_folder(path) else _saved_config(path)
+    saved = nemo2.model_config(path) if nemo2.is_folder(path) else load_checkpoint_model_config(str(path))
     _check_model(config, saved)
     origin = _origin(path)
     if origin:
@@ -83,14 +82,6 @@ def restore(config: Config, cfg: DictConfig) -> tuple[MegatronGPTTEPOActorModel,
     return actor, trainer
 
 
-def _saved_config(path: Path) -> DictConfig:
-    if path.is_file() and not tarfile.is_tarfile(path):
-        raise UserError(
-            f"model.restore_from_path={path}: is no .nemo archive; give a .nemo file or an extracted folder"
-        )
-    return load_checkpoint_model_config(str(path))
-
-
 def _check_model(config: Config, saved: DictConfig) -> None:
     path = config.model.restore_from_path
     for key in _OF_THE_MODEL:
@@ -106,15 +97,17 @@ def _check_model(config: Config, saved: DictConfig) -> None:
             "model)"
         )
     rows, size = saved.get("override_vocab_size"), config.model.tensor_model_parallel_size
-    if rows is not None and rows % size:
+    if config.model.vocab_size is None and rows is not None and rows % size:
         raise UserError(
             f"model.tensor_model_parallel_size={size}: must divide the {rows} rows of the embedding in "
-            f"{path} (set a size that does)"
+            f"{path} (set a size that does, or model.vocab_size, which pads it anew)"
         )
 
 
 def _origin(path: Path) -> dict[str, bytes]:
     """What the checkpoint keeps of a folder of Hugging Face; nothing where it comes from no such folder."""
+    if is_compressed(path):
+        return {}  # older than the files
     checkpoint = Checkpoint(path)
     return {Path(name).name: checkpoint.read(name) for name in checkpoint.names(ORIGIN)}
 

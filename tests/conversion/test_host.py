@@ -16,7 +16,7 @@ from support.converted import (
     names_of,
 )
 from support.gather import Part, whole
-from support.huggingface_models import VOCABULARY, all_weights, logits_of
+from support.huggingface_models import VOCABULARY, all_weights, logits_of, make_model
 from support.once import once
 from support.synthetic import synthetic_batch
 from support.worlds import Worlds
@@ -27,6 +27,7 @@ from tepo_nemo.conversion.convert import convert
 from tepo_nemo.conversion.nemo_config import read_architecture
 from tepo_nemo.conversion.to_nemo import KEY_PREFIX
 from tepo_nemo.conversion.weights import WEIGHTS, extra_state_keys, weights_of
+from tepo_nemo.errors import UserError
 
 pytestmark = pytest.mark.timeout(300)  # the first test to need a layout waits for it
 
@@ -115,3 +116,37 @@ def test_norms_of_queries_and_keys_see_all_heads(
     assert all(value.abs().max() > 1e-4 for name, value in one.items() if "q_layernorm" in name)
     for name, value in one.items():
         torch.testing.assert_close(two[name], value, rtol=1e-4, atol=1e-6, msg=name)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        (
+            ("model.encoder_seq_length=32",),
+            "model.encoder_seq_length=32: the model attends to the last 16 pos",
+        ),
+        (
+            ("model.rotary_base=10000",),
+            "model.rotary_base=10000.0: {path} has 1000000.0; set model.rotary_base",
+        ),
+        (
+            ("model.qk_layernorm=true",),
+            "model.qk_layernorm=True: {path} has False; set model.qk_layernorm=Fals",
+        ),
+        (
+            ("model.tensor_model_parallel_size=3", "model.vocab_size=null", "hardware.devices_per_node=3"),
+            "model.tensor_model_parallel_size=3: must divide the 256 rows of the embedding in {path}",
+        ),
+    ],
+    ids=["window", "base", "layers", "rows"],
+)
+def test_another_model_than_the_checkpoint_is_refused(
+    worlds: Worlds, train: Path, tmp_path: Path, overrides: tuple[str, ...], words: str
+) -> None:
+    path = tmp_path / "nemo"
+    convert(
+        make_model("mistral", tmp_path / "hf", sliding_window=16), path, sequence_length=16, watcher=Silent()
+    )
+    with pytest.raises(UserError) as caught:
+        worlds(1, stack="nemo").run(names_of, host_of(path, train, *overrides))
+    assert str(caught.value).startswith(words.format(path=path))
