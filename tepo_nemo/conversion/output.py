@@ -2,6 +2,7 @@
 
 import errno
 import os
+import re
 import shutil
 import tarfile
 from collections.abc import Iterator
@@ -11,7 +12,7 @@ from pathlib import Path
 from safetensors import SafetensorError
 
 from tepo_nemo.errors import UserError
-from tepo_nemo.runs.files import new_folder
+from tepo_nemo.runs.files import require_new_folder
 
 _SPARE_BYTES = 64 << 20  # what else is written: tokenizer, configuration, indices
 _GIB = 1 << 30
@@ -35,25 +36,36 @@ def new_checkpoint(path: Path) -> Iterator[Path]:
     What an interrupted call has left beside `path` is removed: nothing is taken up again.
 
     Raises:
-        UserError: `path` exists, cannot be written, or the disk is full.
+        UserError: `path` exists, cannot be made, or the disk is full.
     """
     path = path.resolve()
-    for left in path.parent.glob(f".{path.name}.*.partial"):
-        shutil.rmtree(left)
     packed = path.suffix == ".nemo"
     if packed and path.exists():
         raise UserError(f"{path}: exists already; choose another name, or move it away")
-    target = path.with_name(f".{path.name}.packing.partial") if packed else path
+    if not packed:
+        require_new_folder(path)
+    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
-        with _full_disk_is_a_mistake(path), new_folder(target) as folder:
-            yield folder
-            _sync(folder)
-        if packed:
-            with _full_disk_is_a_mistake(path):
-                os.replace(_pack(target), path)
+        with _full_disk_is_a_mistake(path):
+            _make_folder(partial, path)
+            yield partial
+            _sync(partial)
+            os.replace(_pack(partial) if packed else partial, path)
     finally:
-        if packed:
-            shutil.rmtree(target, ignore_errors=True)
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+def _make_folder(partial: Path, path: Path) -> None:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        for left in path.parent.iterdir():
+            if re.fullmatch(rf"\.{re.escape(path.name)}\.\d+\.partial", left.name):
+                shutil.rmtree(left)
+        partial.mkdir()
+    except OSError as error:
+        if _is_full_disk(error):
+            raise
+        raise UserError(f"{path}: cannot be made ({error.strerror}); choose another place") from error
 
 
 def _pack(folder: Path) -> Path:

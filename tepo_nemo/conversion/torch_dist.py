@@ -110,7 +110,7 @@ def write_torch_dist(
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="torch.distributed is disabled")
         try:
-            dcp.save({}, storage_writer=writer, planner=_Planner(chunks, objects, wrote), no_dist=True)
+            dcp.save({}, storage_writer=writer, planner=_Planner(chunks, objects, wrote))
         except CheckpointException as failed:
             ((cause, _),) = failed.failures.values()
     if cause is not None:

@@ -1,16 +1,19 @@
 """A converted model computes what transformers computes, at every layout, and comes back to the bit."""
 
+import hashlib
+import json
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 from support.converted import Answer, Silent, answer_all, host_of
-from support.huggingface_models import MODELS, VOCABULARY, all_weights
+from support.huggingface_models import MODELS, VOCABULARY, all_weights, logits_of, make_model
 from support.once import once
 from support.worlds import Worlds
 from torch import Tensor
 
+from tepo_nemo.conversion import to_huggingface
 from tepo_nemo.conversion.convert import convert
 from tepo_nemo.rollout.protocol import GenerationRequest
 
@@ -62,3 +65,38 @@ def test_comes_back_unchanged(models: dict, name: str, tmp_path: Path) -> None:
     for file in source.glob("*"):
         if ".safetensors" not in file.name:
             assert (tmp_path / "back" / file.name).read_bytes() == file.read_bytes(), file.name
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_half_precision_comes_back(tmp_path: Path, dtype: torch.dtype) -> None:
+    source = make_model("qwen2_5", tmp_path / "model", dtype)
+    convert(source, tmp_path / "nemo", watcher=Silent())
+    convert(tmp_path / "nemo", tmp_path / "back", watcher=Silent())
+    before, after = all_weights(source), all_weights(tmp_path / "back")
+    assert before.keys() == after.keys()
+    assert all(after[key].dtype == dtype and torch.equal(value, after[key]) for key, value in before.items())
+
+
+def test_transformers_loads_several_files(
+    models: dict, tokens: Tensor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(to_huggingface, "FILE_BYTES", 40_000)
+    convert(models["llama"].nemo, tmp_path / "back", watcher=Silent())
+    assert len(list((tmp_path / "back").glob("model-*-of-*.safetensors"))) > 3
+    assert torch.equal(logits_of(tmp_path / "back", tokens), models["llama"].expected.logits)
+
+
+def test_the_manifest_has_every_file_with_its_hash(models: dict) -> None:
+    folder = models["qwen2_5"].nemo
+    manifest = json.loads((folder / "manifest.json").read_text())
+    files = [str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()]
+    assert sorted([*manifest["files"], "manifest.json"]) == sorted(files)
+    assert (manifest["family"], manifest["source"]["name"]) == ("qwen2.5", "huggingface")
+    for where, said in (
+        (folder, manifest["files"]),
+        (models["qwen2_5"].huggingface, manifest["source"]["files"]),
+    ):
+        assert said
+        for name, found in said.items():
+            content = (where / name).read_bytes()
+            assert found == {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}

@@ -49,7 +49,8 @@ def refusal(tmp_path: Path, capsys: pytest.CaptureFixture) -> Callable[..., str]
     """`refusal(source, *options)`: the line; the folder of the output stays as it is."""
 
     def run(source: Path, *options: str, output: Path = tmp_path / "out" / "model") -> str:
-        output.parent.mkdir(exist_ok=True)
+        if not output.parent.exists():
+            output.parent.mkdir()
         before = sorted(output.parent.rglob("*"))
         assert cli.main(["convert", str(source), str(output), *options]) == 2
         streams = capsys.readouterr()
@@ -356,6 +357,13 @@ def test_a_disk_with_too_little_room(
     )
 
 
+def test_a_place_that_cannot_be_written(source: Path, refusal: Callable[..., str], tmp_path: Path) -> None:
+    (tmp_path / "out").write_text("a file")
+    assert refusal(source, output=tmp_path / "out" / "model").startswith(
+        f"{tmp_path / 'out' / 'model'}: cannot"
+    )
+
+
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Any:
     """A disk of its own with room for a part of the model."""
@@ -384,11 +392,12 @@ def test_a_disk_that_fills_up(
 
 
 def test_what_an_interrupted_conversion_left_is_removed(source: Path, tmp_path: Path) -> None:
-    left = tmp_path / ".nemo.12345.partial"
-    left.mkdir()
-    (left / "half").write_text("a file")
+    """But not what belongs to an output of a similar name, which may be being made."""
+    for name in (".nemo.12345.partial", ".nemo.nemo.12345.partial"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "half").write_text("a file")
     convert(source, tmp_path / "nemo", watcher=Silent())
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["in", "nemo"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".nemo.nemo.12345.partial", "in", "nemo"]
 
 
 @pytest.mark.parametrize("output", ["nemo", "nemo.nemo"])
