@@ -12,9 +12,10 @@ _DIRECTIONS = """what SOURCE is decides the direction:
   a folder of Hugging Face   with config.json, safetensors and tokenizer. OUTPUT is a NeMo checkpoint: a new
                              folder, or one file where its name ends in .nemo. A folder loads faster: of a
                              file every rank unpacks its own copy.
-  a NeMo checkpoint          that this command made or that was trained from one, at any layout, as a file or
-                             a folder. OUTPUT is a folder that transformers and vLLM load, with the model's
-                             own config.json and tokenizer.
+  a NeMo checkpoint          that this command made or that was trained from one, at any layout: a file, a
+                             folder, or a run directory, of which the last checkpoint is taken. OUTPUT is a
+                             folder that transformers and vLLM load, with the model's own config.json and
+                             tokenizer.
 
 families:
   Qwen2.5, Qwen3, Llama 3 (R1-Distill-Llama too), Mistral. Every weight is held against a list of names and
@@ -36,7 +37,7 @@ def add(commands: Subparsers) -> None:
         "tepo-nemo convert DeepSeek-R1-Distill-Llama-8B models/r1_distill_llama_8b",
         "tepo-nemo convert Mistral-7B-Instruct-v0.2 models/mistral_7b_instruct",
         "tepo-nemo train model=qwen2_5_7b model.restore_from_path=models/qwen2_5_7b ...",
-        "tepo-nemo convert runs/tepo/checkpoints/step_000072.nemo Qwen2.5-7B-TEPO",
+        "tepo-nemo convert runs/tepo Qwen2.5-7B-TEPO",
         details=_DIRECTIONS,
     )  # fmt: skip
     convert.add_argument("source", type=Path, metavar="SOURCE", help="see below")
@@ -53,12 +54,17 @@ def add(commands: Subparsers) -> None:
 
 def _run(arguments: argparse.Namespace) -> int:
     from tepo_nemo.conversion.convert import convert
+    from tepo_nemo.launch.evaluate import find_checkpoint
+    from tepo_nemo.runs.directory import RunDirectory
 
+    source = arguments.source
+    if RunDirectory(source).config.is_file():
+        source = find_checkpoint(source, "SOURCE").weights
     # A job that is told to end takes its unfinished folder away, as after Ctrl-C.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     with _Bar() as bar:
         done = convert(
-            arguments.source,
+            source,
             arguments.output,
             sequence_length=arguments.sequence_length,
             allow_pickle=arguments.pickle,

@@ -26,8 +26,11 @@ class Checkpoint:
     output: Path | None  # where an evaluation of it goes unless the user says so
 
 
-def find_checkpoint(path: Path) -> Checkpoint:
+def find_checkpoint(path: Path, argument: str = "--checkpoint") -> Checkpoint:
     """The last checkpoint of a run directory, or the given `.nemo` file or folder itself.
+
+    Args:
+        argument: what `path` was given as, for messages.
 
     Raises:
         UserError: there is nothing at `path`, or the run has no checkpoint.
@@ -35,11 +38,11 @@ def find_checkpoint(path: Path) -> Checkpoint:
     run = RunDirectory(path)
     if not run.config.is_file():
         if not path.exists():
-            raise UserError(f"--checkpoint={path}: no such .nemo file or run directory; correct the path")
+            raise UserError(f"{argument}={path}: no such .nemo file or run directory; correct the path")
         return Checkpoint(path, None, None)
     saved = sorted(run.checkpoints.glob("*.nemo"))
     if not saved:
-        raise UserError(f"--checkpoint={path}: the run has saved no checkpoint; give another one")
+        raise UserError(f"{argument}={path}: the run has saved no checkpoint; give another one")
     return Checkpoint(saved[-1], run.config, path / "evaluation")
 
 

@@ -2,6 +2,8 @@
 
 import hashlib
 import json
+import re
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,6 +15,7 @@ from support.once import once
 from support.worlds import Worlds
 from torch import Tensor
 
+from tepo_nemo import cli
 from tepo_nemo.conversion import to_huggingface
 from tepo_nemo.conversion.convert import convert
 from tepo_nemo.rollout.protocol import GenerationRequest
@@ -100,3 +103,21 @@ def test_the_manifest_has_every_file_with_its_hash(models: dict) -> None:
         for name, found in said.items():
             content = (where / name).read_bytes()
             assert found == {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+
+
+def test_of_a_run_the_last_checkpoint_is_converted(
+    models: dict, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    run = tmp_path / "run"
+    (run / "checkpoints").mkdir(parents=True)
+    (run / "config.yaml").write_text("")
+    assert cli.main(["convert", str(run), str(tmp_path / "back")]) == 2
+    assert f"SOURCE={run}: the run has saved no checkpoint" in capsys.readouterr().err
+    (run / "checkpoints" / "step_000009.nemo").write_text("an earlier one")
+    shutil.copy(models["mistral"].nemo, run / "checkpoints" / "step_000010.nemo")
+    assert cli.main(["convert", str(run), str(tmp_path / "back")]) == 0
+    weights = models["mistral"].huggingface
+    assert all_weights(tmp_path / "back").keys() == all_weights(weights).keys()
+    assert re.fullmatch(
+        rf"{tmp_path / 'back'}  mistral, 0.00 GB in \d+.\d s \(\d+ MB/s\)\n", capsys.readouterr().out
+    )
