@@ -1,11 +1,13 @@
 """`tepo-nemo convert`"""
 
 import argparse
+import importlib.util
 import signal
 import sys
 from pathlib import Path
 
 from tepo_nemo.commands.parser import Subparsers, add_command, count
+from tepo_nemo.errors import UserError
 from tepo_nemo.launch.outcome import ExitCode
 
 _DIRECTIONS = """what SOURCE is decides the direction:
@@ -53,6 +55,9 @@ def add(commands: Subparsers) -> None:
 
 
 def _run(arguments: argparse.Namespace) -> int:
+    for package in ("torch", "safetensors"):
+        if importlib.util.find_spec(package) is None:
+            raise UserError(f"convert: needs the package {package} (pip install {package})")
     from tepo_nemo.conversion.convert import convert
     from tepo_nemo.launch.evaluate import find_checkpoint
     from tepo_nemo.runs.directory import RunDirectory

@@ -73,7 +73,7 @@ def test_a_trained_checkpoint_goes_back(
 ) -> None:
     """Weights that two tensor-parallel ranks have changed and saved, in transformers."""
     config = host_of(models[name].nemo, train, tensor=2)
-    ranks = worlds(2, stack="nemo").run(change_and_save, config, tokens, tmp_path / "step.nemo")
+    ranks = worlds(2, stack="nemo").run(change_and_save, config, tokens, tmp_path / "step.nemo", 1.01)
     convert(tmp_path / "step.nemo", tmp_path / "back", watcher=Silent())
     before, after = all_weights(models[name].huggingface), all_weights(tmp_path / "back")
     assert before.keys() == after.keys()
@@ -85,6 +85,23 @@ def test_a_trained_checkpoint_goes_back(
     if name != "qwen3":  # which the pinned transformers does not have
         logits = torch.cat([rank.logits for rank in ranks], dim=-1)[..., :VOCABULARY]
         torch.testing.assert_close(logits, logits_of(tmp_path / "back", tokens), rtol=0, atol=1e-4)
+
+
+def test_production_mode_saves_the_bits_that_it_was_given(
+    worlds: Worlds, train: Path, tokens: Tensor, tmp_path: Path
+) -> None:
+    """bf16 weights, Megatron's distributed optimizer, two stages."""
+    source = make_model("qwen2_5_tied", tmp_path / "model", torch.bfloat16)
+    convert(source, tmp_path / "nemo", watcher=Silent())
+    production = (
+        "model.precision=bf16", "model.megatron_amp_O2=true", "trainer.optimizer.name=distributed_adam",
+    )  # fmt: skip
+    config = host_of(tmp_path / "nemo", train, *production, pipeline=2)
+    worlds(2, stack="nemo").run(change_and_save, config, tokens, tmp_path / "step.nemo", 1.0)
+    convert(tmp_path / "step.nemo", tmp_path / "back", watcher=Silent())
+    before, after = all_weights(source), all_weights(tmp_path / "back")
+    assert before.keys() == after.keys()
+    assert all(after[key].dtype == torch.bfloat16 and torch.equal(after[key], before[key]) for key in before)
 
 
 @pytest.fixture(scope="module")

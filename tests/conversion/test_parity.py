@@ -4,6 +4,8 @@ import hashlib
 import json
 import re
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -121,3 +123,19 @@ def test_of_a_run_the_last_checkpoint_is_converted(
     assert re.fullmatch(
         rf"{tmp_path / 'back'}  mistral, 0.00 GB in \d+.\d s \(\d+ MB/s\)\n", capsys.readouterr().out
     )
+
+
+def test_a_login_node_is_enough(models: dict, tmp_path: Path) -> None:
+    """Neither NeMo nor Megatron-core nor transformers, either way."""
+    back = str(tmp_path / "back")
+    program = (
+        "import sys\n"
+        "for name in ('nemo', 'nemo_aligner', 'megatron', 'lightning', 'transformers'): sys.modules[name] = None\n"
+        "from tepo_nemo import cli\n"
+        f"sys.exit(cli.main(['convert', {str(models['llama'].nemo)!r}, {back!r}])\n"
+        f"  or cli.main(['convert', {back!r}, {str(tmp_path / 'nemo')!r}]))"
+    )
+    answer = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=100)
+    assert (answer.returncode, answer.stderr) == (0, "")
+    weights = "model_weights/__0_0.distcp"
+    assert (tmp_path / "nemo" / weights).read_bytes() == (models["llama"].nemo / weights).read_bytes()

@@ -131,12 +131,14 @@ class Trained:
     part: Part
 
 
-def change_and_save(rank: int, world_size: int, config: Config, tokens: Tensor, path: Path) -> Trained:
-    """Give every weight another value, and save them."""
+def change_and_save(
+    rank: int, world_size: int, config: Config, tokens: Tensor, path: Path, factor: float
+) -> Trained:
+    """Multiply every weight, and save them."""
     host, policy = build_policy(config)
     with torch.no_grad():
         for parameter in host.actor.parameters():
-            parameter.mul_(1.01)
+            parameter.mul_(factor)
     policy.save(path)
     policy.prepare_for_inference()
     return Trained(_logits(host.actor, tokens), own_weights(host))
