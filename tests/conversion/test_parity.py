@@ -130,7 +130,8 @@ def test_a_login_node_is_enough(models: dict, tmp_path: Path) -> None:
     back = str(tmp_path / "back")
     program = (
         "import sys\n"
-        "for name in ('nemo', 'nemo_aligner', 'megatron', 'lightning', 'transformers'): sys.modules[name] = None\n"
+        "for name in ('nemo', 'nemo_aligner', 'megatron', 'lightning', 'transformers'):\n"
+        "    sys.modules[name] = None\n"
         "from tepo_nemo import cli\n"
         f"sys.exit(cli.main(['convert', {str(models['llama'].nemo)!r}, {back!r}])\n"
         f"  or cli.main(['convert', {back!r}, {str(tmp_path / 'nemo')!r}]))"
