@@ -70,7 +70,8 @@ def convert(
     else:
         raise UserError(
             f"{source}: is no folder of Hugging Face (with a {HUGGINGFACE_CONFIG}) and no NeMo checkpoint (a "
-            f".nemo file, or a folder with a {CONFIG}); correct the path"
+            f".nemo file, or a folder with a {CONFIG}); correct the path, or fetch the model first with "
+            "huggingface-cli download NAME --local-dir FOLDER"
         )
     architecture = work.architecture
     width = getattr(torch, architecture.dtype).itemsize

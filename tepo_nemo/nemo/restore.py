@@ -56,14 +56,17 @@ def restore(config: Config, cfg: DictConfig) -> tuple[MegatronGPTTEPOActorModel,
         UserError: the checkpoint cannot be read, or is of another architecture than the configuration says.
     """
     path = config.model.restore_from_path
-    saved = nemo2.model_config(path) if nemo2.is_folder(path) else load_checkpoint_model_config(str(path))
+    if nemo2.is_folder(path):
+        saved = nemo2.model_config(path)
+        cfg.model = OmegaConf.merge(nemo2.translated(saved), cfg.model)
+    else:
+        saved = load_checkpoint_model_config(str(path))
     _check_model(config, saved)
     origin = _origin(path)
     if origin:
         length = config.model.encoder_seq_length or saved.encoder_seq_length
         architecture = Architecture.of(origin["config.json"], f"{path}: {ORIGIN}/config.json")
         check_length(architecture, length, "model.encoder_seq_length")
-    cfg.model = OmegaConf.merge(nemo2.translated(saved), cfg.model) if nemo2.is_folder(path) else cfg.model
     cfg.model.context_parallel_size = 1  # whatever the checkpoint was trained at
     # The merge keeps keys of the checkpoint that ours lack; one optimizer's are of no use to another.
     cfg.model.overwrite_base_config = {"optim": True}
