@@ -8,8 +8,11 @@ import yaml
 from tepo_nemo.config.load import load_config
 from tepo_nemo.config.presets import choices, config_folder, method_keys
 from tepo_nemo.config.schema import AlgorithmConfig
+from tepo_nemo.errors import UserError
 from tepo_nemo.objectives import registry
 from tepo_nemo.objectives.advantage import AdvantageEstimator
+from tepo_nemo.study.plan import make_plan
+from tepo_nemo.study.schema import load_study
 
 # What a preset needs of others: the toy has no room for answers of 8192 tokens, and a real model is spread.
 COMPANY = {
@@ -26,9 +29,16 @@ def test_every_file_of_the_folder_is_a_preset_a_study_or_the_root():
     assert files - studies == {"tepo.yaml"} | {f"{group}/{name}.yaml" for group, name in PRESETS}
 
 
-@pytest.mark.parametrize(("group", "name"), PRESETS)
-def test_preset_composes(group, name):
-    load_config([f"{group}={name}", *COMPANY.get((group, name), ())])
+def test_every_file_of_the_folder_validates():
+    """Presets and the root as they are composed, studies with all of their cells."""
+    load_config()
+    for group, name in PRESETS:
+        try:
+            load_config([f"{group}={name}", *COMPANY.get((group, name), ())])
+        except UserError as refusal:
+            pytest.fail(f"{group}/{name}.yaml: {refusal}")
+    for path in (config_folder() / "study").glob("*.yaml"):
+        assert make_plan(load_study(path), path.parent, check=lambda config: None).cells()
 
 
 @pytest.mark.parametrize("name", choices()["algorithm"])

@@ -35,3 +35,15 @@ def test_bytes_of_a_rank(worlds: Worlds, toy: ToyFolder, given: Callable[[bool],
             planned = stages[rank if len(stages) > 1 else 0]
             for part, size in measured.items():
                 assert getattr(planned, part) == pytest.approx(size, rel=0.02), (rank, mode, part)
+
+
+def test_the_vocabulary_is_the_configured_one(
+    worlds: Worlds, toy: ToyFolder, given: Callable[[bool], Given]
+) -> None:
+    """200 rows, where the tokenizer has 17 entries; by the tokenizer, weights would be a quarter less."""
+    start = given(False)
+    config = LAYOUTS["tp2"].config(toy, "model.vocab_size=200")
+    for (measured,) in worlds(2, stack="nemo").run(
+        measure_bytes, [config], start.batch, start.old, timeout=110
+    ):
+        assert measured["weights"] == make_plan(config).stages[0].weights
