@@ -1,8 +1,9 @@
 """The mathematics: one module a method, and the parts that methods share.
 
 Pure tensors: no collectives, no config, no wait for the device. To add a method, write a module here with a
-registered `Objective` subclass, its preset in `configs/algorithm/` and its test; a class outside of the
-package works too, by its dotted path.
+registered `Objective` subclass, its preset in `configs/algorithm/` and its test, and say in
+`tepo_nemo/config/options.py` what values a new option takes; a class outside of the package works too, by its
+dotted path.
 """
 
 from tepo_nemo.objectives.advantage import (

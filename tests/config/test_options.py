@@ -1,13 +1,16 @@
 """Option values are refused where there is no torch as the methods themselves refuse them."""
 
 import math
+import os
+import subprocess
+import sys
 from typing import Annotated
 
 import pytest
 from pydantic import TypeAdapter, ValidationError
 
 from tepo_nemo.config.options import OPTIONS, check_options
-from tepo_nemo.config.presets import choices
+from tepo_nemo.config.presets import choices, config_folder
 from tepo_nemo.errors import UserError
 from tepo_nemo.objectives import registry
 
@@ -44,6 +47,22 @@ def test_a_value_is_taken_where_the_method_takes_it(method):
 def test_every_option_is_known_and_some_method_has_it():
     assert {name for method in METHODS.values() for name in method.model_fields} == set(OPTIONS)
     assert len(choices()["algorithm"]) > len(METHODS) > 5
+
+
+def test_validate_refuses_a_value_without_torch(tmp_path):
+    program = (
+        "import sys\nsys.modules['torch'] = None\n"
+        "from tepo_nemo.cli import main\nsys.exit(main(['validate', 'algorithm.kl_mask=most']))"
+    )
+    answer = subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(config_folder().parent)},
+        capture_output=True,
+        text=True,
+    )
+    assert answer.returncode == 2
+    assert answer.stderr == "tepo-nemo: error: algorithm.kl_mask=most: must be one of tepo, all, none\n"
 
 
 def test_an_option_of_somebody_elses_method_is_left_to_it():

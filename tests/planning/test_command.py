@@ -81,7 +81,7 @@ def test_the_figures_of_a_plan(capsys):
 
 def test_missing_files_are_named_and_stop_nothing(capsys, tmp_path):
     text = planned(capsys, "experiment=paper_qwen2_5_7b")
-    assert f"missing  model.restore_from_path={tmp_path}/models/qwen2_5_7b.nemo: no such checkpoint" in text
+    assert f"missing  model.restore_from_path={tmp_path}/models/qwen2_5_7b: no such checkpoint" in text
     assert f"missing  data.train={tmp_path}/math/dapo_math_17k.jsonl: no such file" in text
 
 

@@ -28,10 +28,9 @@ def make_math_files(folder: Path) -> None:
 
 
 def make_model_files(folder: Path) -> None:
-    """Make the checkpoints of the shipped models, without weights, in `folder`/models."""
-    (folder / "models").mkdir()
+    """Make the checkpoints of the shipped models, empty folders, in `folder`/models."""
     for path in (config_folder() / "model").glob("*.yaml"):
-        make_archive(folder / "models" / f"{path.stem}.nemo")
+        (folder / "models" / path.stem).mkdir(parents=True)
 
 
 def make_archive(path: Path, name: str = "model_config.yaml") -> None:
