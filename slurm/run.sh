@@ -113,18 +113,24 @@ tepo_end() {
     exit "$1"
 }
 
-# The overrides of one task of `--array=SEEDS`: TEPO_OVERRIDES, with its seed and a run directory of its own.
-tepo_overrides() {
+# The run directory that overrides name, without the quotes that are Hydra's.
+tepo_output() {
     local argument output=""
-    TEPO_OVERRIDES=("$@")
-    [ -n "${SLURM_ARRAY_TASK_ID:-}" ] || return 0
     for argument in "$@"; do
         [[ $argument != output=* ]] || output=${argument#output=}
     done
     if [ -z "$output" ]; then
-        tepo_say "an array over seeds needs output=DIR, in which each seed gets a folder"
-        exit 2
+        tepo_say "this job needs output=DIR"
+        return 2
     fi
-    output=${output//[\'\"]/} # its quotes are Hydra's
+    echo "${output//[\'\"]/}"
+}
+
+# The overrides of one task of `--array=SEEDS`: TEPO_OVERRIDES, with its seed and a run directory of its own.
+tepo_overrides() {
+    local output
+    TEPO_OVERRIDES=("$@")
+    [ -n "${SLURM_ARRAY_TASK_ID:-}" ] || return 0
+    output=$(tepo_output "$@") || exit
     TEPO_OVERRIDES+=("seed=$SLURM_ARRAY_TASK_ID" "output='$output/seed_$SLURM_ARRAY_TASK_ID'")
 }

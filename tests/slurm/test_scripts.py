@@ -232,7 +232,7 @@ def test_each_seed_of_an_array_has_its_own_run(stand_ins):
 def test_an_array_without_an_output_is_refused(stand_ins):
     ended = stand_ins.run(SLURM / "tepo.sbatch", "model=qwen2_5_7b", SLURM_ARRAY_TASK_ID="7")
     assert ended.returncode == 2
-    assert "needs output=DIR" in ended.stderr
+    assert ended.stderr == "tepo-nemo: job 123456: this job needs output=DIR\n"
     assert stand_ins.calls("srun") == []
 
 
@@ -247,6 +247,32 @@ def test_conversion(stand_ins):
     assert stand_ins.run(SLURM / "convert.sbatch", "a", "b").returncode == 2
     [(arguments, _)] = stand_ins.calls("srun")
     assert command(arguments) == ["python", "-m", "tepo_nemo.cli", "convert", "a", "b"]
+
+
+def test_the_first_job_on_new_hardware(stand_ins):
+    ended = stand_ins.run(SLURM / "smoke.sbatch", "trainer.max_steps=72", "output=runs/smoke")
+    assert (ended.returncode, ended.stderr) == (0, "")
+    machine, two, three, verdicts = (arguments for arguments, _ in stand_ins.calls("srun"))
+    assert command(machine)[2:] == ["tepo_nemo.cli", "doctor", "--output", "runs/smoke"]
+    assert command(two)[-1] == "trainer.max_steps=2"  # the last one counts
+    assert command(three) == [*command(two)[:-1], "trainer.max_steps=3"]
+    assert command(verdicts)[2:] == ["tepo_nemo.launch.smoke", "runs/smoke", "3"]
+    assert ended.stdout.partition("== verdicts\n")[2].splitlines() == [
+        "ok      machine",
+        "ok      two steps",
+        "ok      a third step from the checkpoint",
+        "ok      log-probs, updates, checkpoint",
+    ]
+
+
+def test_without_steps_there_is_nothing_to_go_on_from(stand_ins):
+    stand_ins.answers["srun"] = (101, "")
+    ended = stand_ins.run(SLURM / "smoke.sbatch", "output=runs/smoke")
+    assert ended.returncode == 1
+    assert ended.stdout.partition("== verdicts\n")[2].splitlines() == [
+        "PROBLEM machine: exit code 1, see above",
+        "PROBLEM two steps: exit code 1, see above",
+    ]
 
 
 @pytest.mark.parametrize(
