@@ -33,6 +33,7 @@ def check_config(config: Config) -> None:
     config.layout  # noqa: B018  raises where ranks or responses do not divide
     _check_placement(config)
     _check_evaluation(config.data)
+    _check_keep_best(config)
 
 
 def _check_method_keys(algorithm: AlgorithmConfig) -> None:
@@ -221,3 +222,20 @@ def _check_evaluation(data: DataConfig) -> None:
             raise UserError(
                 f"data.evaluation.{number}.name={name}: is taken already (give each benchmark its own name)"
             )
+
+
+def _check_keep_best(config: Config) -> None:
+    """There must be something to choose by, and something to choose among."""
+    trainer, interval = config.trainer, config.data.eval_interval
+    if not trainer.keep_best:
+        return
+    if not trainer.save_interval:
+        raise UserError(
+            f"trainer.keep_best={trainer.keep_best}: has no effect with trainer.save_interval=0 "
+            "(set that too)"
+        )
+    if interval and trainer.save_interval % interval:
+        raise UserError(
+            f"trainer.save_interval={trainer.save_interval}: must be a multiple of "
+            f"data.eval_interval={interval} with trainer.keep_best, which compares evaluations"
+        )

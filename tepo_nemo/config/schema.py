@@ -1,5 +1,6 @@
 """The configuration of a run. Every default stands here; presets say what differs, checks.py what fits."""
 
+import re
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -95,6 +96,18 @@ class OptimizerConfig(Section):
     """Largest gradient norm over the whole model; 0 never clips."""
 
 
+_TIME_LIMIT = re.compile(r"(?:(\d+)-)?(\d+):([0-5]\d):([0-5]\d)")
+
+
+def _time_limit(value: str) -> str:
+    if not _TIME_LIMIT.fullmatch(value) or not any(map(int, _TIME_LIMIT.fullmatch(value).groups("0"))):
+        raise ValueError(
+            "must be a time as SLURM writes it (HH:MM:SS or D-HH:MM:SS, in quotes: "
+            "trainer.max_time='\"3:50:00\"')"
+        )
+    return value
+
+
 class TrainerConfig(Section):
     """The training loop."""
 
@@ -116,8 +129,24 @@ class TrainerConfig(Section):
     """Steps over which the learning rate rises linearly."""
     save_interval: CountOrZero = 0
     """Steps between checkpoints; 0 saves at the end alone."""
+    keep_last: Count = 2
+    """Checkpoints that are kept, the newest ones."""
+    keep_best: CountOrZero = 0
+    """Further ones that are kept: those of the best evaluations or, without eval_interval, mean rewards."""
+    async_save: bool = False
+    """Write a checkpoint while training goes on, from a copy of the state in host memory."""
+    max_time: Annotated[str, AfterValidator(_time_limit)] | None = None
+    """Stop with the state saved after HH:MM:SS or D-HH:MM:SS, counted from the start of the processes."""
     log_samples: CountOrZero = 16
     """Responses written to samples/ a step."""
+
+    @property
+    def max_seconds(self) -> float | None:
+        """`max_time` in seconds."""
+        if self.max_time is None:
+            return None
+        days, hours, minutes, seconds = map(int, _TIME_LIMIT.fullmatch(self.max_time).groups("0"))
+        return float(((days * 24 + hours) * 60 + minutes) * 60 + seconds)
 
 
 class EvaluationSet(Section):
@@ -223,7 +252,7 @@ class Config(Section):
     seed: CountOrZero = 1
     """Of sampling noise, data order and initial weights."""
     output: LocalPath = Path("runs/tepo")
-    """The run directory: a new or an empty folder."""
+    """The run directory: a new or an empty folder, or that of the same run, which then goes on."""
     model: ModelConfig
     algorithm: AlgorithmConfig
     data: DataConfig

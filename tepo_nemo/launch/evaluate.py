@@ -13,6 +13,7 @@ from tepo_nemo.data.prompts import fingerprint, load_prompts
 from tepo_nemo.errors import UserError
 from tepo_nemo.launch.local import run_ranks
 from tepo_nemo.reward.grading import load_reward
+from tepo_nemo.runs.checkpoints import CheckpointFolder, Position
 from tepo_nemo.runs.directory import RunDirectory
 from tepo_nemo.runs.evaluation import EvaluationDirectory
 
@@ -40,10 +41,12 @@ def find_checkpoint(path: Path, argument: str = "--checkpoint") -> Checkpoint:
         if not path.exists():
             raise UserError(f"{argument}={path}: no such .nemo file or run directory; correct the path")
         return Checkpoint(path, None, None)
-    saved = sorted(run.checkpoints.glob("*.nemo"))
+    saved = {Position.of(file.stem): file for file in run.checkpoints.glob("*.nemo")}
+    folder = CheckpointFolder(run.checkpoints)
+    saved = {position: folder.of(position) for position in folder.complete()} | saved
     if not saved:
         raise UserError(f"{argument}={path}: the run has saved no checkpoint; give another one")
-    return Checkpoint(saved[-1], run.config, path / "evaluation")
+    return Checkpoint(saved[max(saved)], run.config, path / "evaluation")
 
 
 def evaluation_config(

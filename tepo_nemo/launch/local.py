@@ -37,8 +37,8 @@ def run_ranks(
     """Run `command` as ranks 0 to `ranks` - 1 and wait for all of them; returns the exit code of the whole.
 
     Each rank writes to `logs`/rank_K.log. The first rank that fails ends the others. SIGTERM and SIGINT reach
-    the ranks as SIGTERM, and a second one kills them. If this process dies, the kernel kills the ranks (on
-    Linux).
+    the ranks as SIGTERM, and a second one kills them; SIGUSR1 reaches them as it is. If this process dies,
+    the kernel kills the ranks (on Linux).
 
     Args:
         environment: variables for the ranks, where they are not set already.
@@ -48,7 +48,7 @@ def run_ranks(
         UserError: a rank ended with exit code 2; carries the line that the rank has written.
     """
     group = _RankGroup()
-    with handling_signals(group.stop):
+    with handling_signals(group.stop, warn=group.warn):
         common = {**(environment or {}), **os.environ, **_rendezvous(ranks)}
         for rank in range(ranks):
             group.start(
@@ -115,6 +115,11 @@ class _RankGroup:
         self._stopping = True
         self._terminate()
 
+    def warn(self) -> None:
+        """SIGUSR1 has come: a scheduler announces the end."""
+        for process in self._processes:
+            process.send_signal(signal.SIGUSR1)
+
     def _watch(self, rank: int) -> None:
         self._processes[rank].wait()
         self._ended.put(rank)
@@ -135,13 +140,13 @@ def start_process(
     environment: Mapping[str, str] | None = None,
     descriptors: Sequence[int] = (),
 ) -> "subprocess.Popen[bytes]":
-    """Start `command` in a process group of its own; it writes to `log` and is killed when this process ends.
+    """Start `command` in a process group of its own; it adds to `log` and is killed when this process ends.
 
     Args:
         environment: all of its variables; None for those of this process.
         descriptors: open files that it keeps.
     """
-    with open(log, "wb") as output:
+    with open(log, "ab") as output:
         return subprocess.Popen(
             command,
             env=environment,
@@ -163,10 +168,11 @@ def kill_group(process: "subprocess.Popen[bytes]") -> None:
 
 
 @contextmanager
-def handling_signals(stop: Callable[[], None]) -> Iterator[None]:
-    """Call `stop` at SIGTERM and SIGINT while the block runs."""
+def handling_signals(stop: Callable[[], None], warn: Callable[[], None] | None = None) -> Iterator[None]:
+    """Call `stop` at SIGTERM and SIGINT while the block runs, and `warn` (else `stop`) at SIGUSR1."""
+    handlers = {signal.SIGTERM: stop, signal.SIGINT: stop, signal.SIGUSR1: warn or stop}
     previous = {
-        number: signal.signal(number, lambda *_: stop()) for number in (signal.SIGTERM, signal.SIGINT)
+        number: signal.signal(number, lambda *_, call=handler: call()) for number, handler in handlers.items()
     }
     try:
         yield

@@ -17,8 +17,9 @@ from tepo_nemo.launch.evaluate import evaluation_config, evaluation_directory
 from tepo_nemo.launch.local import CONSOLE_VARIABLE
 from tepo_nemo.launch.outcome import ExitCode, print_error
 from tepo_nemo.launch.preflight import check_run
-from tepo_nemo.launch.run import new_run
+from tepo_nemo.launch.run import finished_line, is_finished, open_run
 from tepo_nemo.launch.scheduler import set_rank_variables
+from tepo_nemo.runs.stop import StopFlag, Stopped
 
 _HEAD_START_S = 5.0  # for rank 0 to report a mistake that all ranks have found
 
@@ -40,8 +41,11 @@ def train_from_overrides(overrides: Sequence[str]) -> NoReturn:
         config = load_config(overrides)
         _check_world(config)
         check_run(config)
-        if rank == 0:
-            with new_run(config):
+        if is_finished(config):  # as every rank finds for itself
+            if rank == 0:
+                print(finished_line(config))
+        elif rank == 0:
+            with open_run(config):
                 run_rank(config)
         else:
             run_rank(config)
@@ -73,10 +77,12 @@ def _end_as_rank(body: Callable[[int], None]) -> NoReturn:
 
 def run_rank(config: Config) -> None:
     """Train as the rank that RANK, WORLD_SIZE and LOCAL_RANK name, in a run directory that is made."""
+    stop = StopFlag(config.trainer.max_seconds)
+    stop.listen()
     prepare_devices(config)
     from tepo_nemo.nemo.run import train
 
-    train(config, console=_console())
+    train(config, console=_console(), stop=stop)
 
 
 def evaluate_as_rank(config: Config) -> None:
@@ -133,6 +139,8 @@ def end_with(body: Callable[[], None], report: Callable[[object], None] = print_
     """
     try:
         body()
+    except Stopped:
+        sys.exit(ExitCode.STOPPED)
     except UserError as mistake:
         report(mistake)
         code = ExitCode.MISTAKE

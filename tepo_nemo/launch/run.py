@@ -1,4 +1,4 @@
-"""Starting a run on this machine."""
+"""Starting a run on this machine, or going on with one."""
 
 import shutil
 import sys
@@ -6,20 +6,28 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from tepo_nemo.config.load import dump_config
+from tepo_nemo.config.resume import check_same_run, read_saved
 from tepo_nemo.config.schema import Config
 from tepo_nemo.errors import UserError
 from tepo_nemo.launch.local import run_ranks
+from tepo_nemo.launch.outcome import ExitCode
 from tepo_nemo.launch.preflight import check_run
 from tepo_nemo.runs.directory import RunDirectory
+from tepo_nemo.runs.summary import read_summary
 
 
 def start_local_run(config: Config) -> int:
     """Train on the ranks of this machine until they end; returns the exit code.
 
-    Raises UserError on a mistake that shows before the first step; no run directory is left then.
+    Where the run directory is that of the same run, it goes on.
+
+    Raises UserError on a mistake that shows before the first step; no new run directory is left then.
     """
     check_local_run(config)
-    with new_run(config) as run:
+    if is_finished(config):
+        print(finished_line(config))
+        return ExitCode.DONE
+    with open_run(config) as run:
         return run_ranks(
             [sys.executable, "-m", "tepo_nemo.launch.rank", "--config", str(run.config)],
             ranks=config.layout.world,
@@ -38,9 +46,40 @@ def check_local_run(config: Config) -> None:
     check_run(config)
 
 
+def is_finished(config: Config) -> bool:
+    """Whether the run directory holds this run with all its steps.
+
+    Raises UserError where it holds a run of another configuration.
+    """
+    run = RunDirectory(config.output)
+    if not run.exists:
+        return False
+    check_same_run(config, read_saved(run.config), run.path)
+    if not run.summary.is_file():
+        return False
+    summary = read_summary(run.summary)
+    return summary["status"] == "done" and summary["steps"] >= config.trainer.max_steps
+
+
+def finished_line(config: Config) -> str:
+    """What a person is told of a finished run."""
+    return (
+        f"{config.output}: the run is finished, with {config.trainer.max_steps} steps (for more, set "
+        "trainer.max_steps; for another run, choose another output)"
+    )
+
+
 @contextmanager
-def new_run(config: Config) -> Iterator[RunDirectory]:
-    """The directory of a new run; taken away again where a mistake ends the run before its first step."""
+def open_run(config: Config) -> Iterator[RunDirectory]:
+    """The directory of a run that goes on, or of a new one.
+
+    A new one is taken away again where a mistake ends the run before its first step. Raises UserError where
+    there is something else.
+    """
+    if RunDirectory(config.output).exists:
+        check_same_run(config, read_saved(RunDirectory(config.output).config), config.output)
+        yield RunDirectory.reopen(config.output, dump_config(config))
+        return
     existed = config.output.exists()
     run = RunDirectory.create(config.output, dump_config(config))
     try:

@@ -1,75 +1,78 @@
-"""Writes weights as a `.nemo` file that appears only when it is complete, and reads them at any layout."""
+"""Writes weights as a `.nemo` file that appears only when it is complete."""
 
-import io
 import os
 import shutil
 import tarfile
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from pathlib import Path
-from unittest.mock import patch
 
 import torch.distributed as dist
-from megatron.core.dist_checkpointing.strategies import filesystem_async
-from megatron.core.dist_checkpointing.strategies.torch import MCoreLoadPlanner
-from torch.distributed.checkpoint.planner import LoadPlan
 
 from tepo_nemo.conversion.archive import ORIGIN
 from tepo_nemo.nemo.actor import MegatronGPTTEPOActorModel
+from tepo_nemo.nemo.agreement import agreed
+from tepo_nemo.nemo.sharded import ShardedSave
+
+WEIGHTS = "model_weights"
 
 
 def save_nemo(actor: MegatronGPTTEPOActorModel, path: Path) -> None:
     """Save the model's weights and configuration; called by all ranks.
 
-    NeMo spreads shards beside the file before it packs them, so all of it happens in a folder of its own,
-    and the finished file is renamed into place: an interrupted save leaves nothing that looks like a
-    checkpoint, and nothing that a later save would trip over.
+    All of it happens in a folder beside the file, and the finished file is renamed into place: an interrupted
+    save leaves nothing that looks like a checkpoint, and nothing that a later save would trip over.
+
+    Raises RankFailed on all ranks where a rank cannot write.
     """
     partial = path.with_name(f".{path.name}.partial")
-    if dist.get_rank() == 0:
-        shutil.rmtree(partial, ignore_errors=True)
-        partial.mkdir(parents=True)
-    dist.barrier()
+    is_main = dist.get_rank() == 0
     try:
-        actor.save_to(str(partial / path.name))
+        with agreed():
+            if is_main:
+                shutil.rmtree(partial, ignore_errors=True)
+                (partial / WEIGHTS).mkdir(parents=True)
+        weights = ShardedSave(actor.sharded_state_dict(), partial / WEIGHTS, copied=False)
+        with agreed():
+            weights.write()
+        weights.finish()
+        with agreed():
+            if is_main:
+                write_model_files(actor, partial)
+                pack_nemo(partial, path)
     finally:
-        # Megatron-core keeps a process for the answers of its writers. Letting go of it ends it; a rank that
-        # ends without clean-up would leave it behind.
-        filesystem_async._results_queue = None
-    dist.barrier()
-    if dist.get_rank() == 0:
-        _add_origin(partial / path.name, actor.huggingface_files)
-        os.replace(partial / path.name, path)
-        shutil.rmtree(partial)
-    dist.barrier()
+        if is_main:
+            shutil.rmtree(partial, ignore_errors=True)
 
 
-def _add_origin(archive: Path, files: Mapping[str, bytes]) -> None:
-    """What it takes to make a folder of Hugging Face of the checkpoint again."""
-    with tarfile.open(archive, "a:") as tar:
-        for name, content in files.items():
-            member = tarfile.TarInfo(f"./{ORIGIN}/{name}")
-            member.size = len(content)
-            tar.addfile(member, io.BytesIO(content))
+def write_model_files(actor: MegatronGPTTEPOActorModel, folder: Path) -> None:
+    """What a `.nemo` has besides the weights.
 
-
-@contextmanager
-def any_vocabulary_padding() -> Iterator[None]:
-    """Let weights be loaded whose vocabulary was padded for another tensor-parallel size.
-
-    Megatron-core asks for this itself: it compares all shapes but those of the embedding and the output
-    layer, and fills rows that the file lacks with zeros. Recent versions of PyTorch then compare sizes once
-    more and know of no exception.
+    The configuration, files of the tokenizer if it has any, and what it takes to make a folder of Hugging
+    Face of it again.
     """
-    create_local_plan = MCoreLoadPlanner.create_local_plan
+    file = str(folder / "model_config.yaml")
+    actor.to_config_file(path2yaml_file=file)
+    if getattr(actor, "artifacts", None) is not None:
+        connector = actor._save_restore_connector
+        connector._handle_artifacts(actor, nemo_file_folder=str(folder))
+        connector._update_artifact_paths(actor, path2yaml_file=file)
+    for name, content in actor.huggingface_files.items():
+        (folder / ORIGIN).mkdir(exist_ok=True)
+        (folder / ORIGIN / name).write_bytes(content)
 
-    def with_own_sizes(planner: MCoreLoadPlanner) -> LoadPlan:
-        planner._validate_global_shapes(planner.metadata, planner.shapes_validation_sharded_tensors)
-        saved = planner.metadata.state_dict_metadata
-        for name, tensor in planner.state_dict.items():
-            if name in saved and hasattr(saved[name], "size"):
-                saved[name].size = tensor.size()
-        return create_local_plan(planner)
 
-    with patch.object(MCoreLoadPlanner, "create_local_plan", with_own_sizes):
-        yield
+def pack_nemo(folder: Path, path: Path, without: frozenset[str] = frozenset()) -> None:
+    """Make the folder's content, but for the names at its top in `without`, the `.nemo` file `path`."""
+
+    def wanted(entry: tarfile.TarInfo) -> tarfile.TarInfo | None:
+        return None if entry.name.removeprefix("./").split("/")[0] in without else entry
+
+    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    try:
+        with open(partial, "wb") as file:
+            with tarfile.open(fileobj=file, mode="w:") as archive:
+                archive.add(folder, arcname=".", filter=wanted)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(partial, path)
+    finally:
+        partial.unlink(missing_ok=True)

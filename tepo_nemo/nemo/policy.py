@@ -151,5 +151,12 @@ class MegatronPolicy:
         dist.broadcast_object_list(box, src=0)
         return box[0]
 
+    def max_over_ranks(self, value: int) -> int:
+        """See `Policy`; over the whole world."""
+        largest = torch.tensor(value, device=torch.cuda.current_device())
+        dist.all_reduce(largest, op=dist.ReduceOp.MAX)
+        return int(largest)
+
     def save(self, path: Path) -> None:
+        """Write the weights as a `.nemo` file; complete or not there at all."""
         save_nemo(self._actor, path)

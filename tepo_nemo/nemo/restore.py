@@ -21,7 +21,7 @@ from tepo_nemo.conversion.nemo_config import check_length
 from tepo_nemo.errors import UserError
 from tepo_nemo.nemo import nemo2
 from tepo_nemo.nemo.actor import MegatronGPTTEPOActorModel
-from tepo_nemo.nemo.checkpoint import any_vocabulary_padding
+from tepo_nemo.nemo.sharded import any_vocabulary_padding
 
 # Keys that shape the weights or their use: what is said of them must be what the checkpoint has.
 _OF_THE_MODEL = (

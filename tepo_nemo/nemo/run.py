@@ -14,6 +14,7 @@ from tepo_nemo.evaluation.accuracy import EvaluationSet, evaluate
 from tepo_nemo.evaluation.records import ProblemRecord, records_of
 from tepo_nemo.evaluation.scores import average
 from tepo_nemo.nemo.build import Host, build_host
+from tepo_nemo.nemo.history import RunHistory, make_saver
 from tepo_nemo.nemo.policy import MegatronPolicy
 from tepo_nemo.nemo.prompts import load_tokenized
 from tepo_nemo.nemo.rollout.megatron import MegatronRollout
@@ -21,14 +22,18 @@ from tepo_nemo.objectives import registry
 from tepo_nemo.objectives.contract import Objective
 from tepo_nemo.reward.pool import PoolSettings, open_reward
 from tepo_nemo.rollout.batch import TokenizedPrompt
+from tepo_nemo.rollout.protocol import Generation, GenerationRequest
 from tepo_nemo.rollout.scoring import Grader
 from tepo_nemo.runs.directory import RunDirectory
 from tepo_nemo.runs.metrics import EVALUATION_PREFIX
+from tepo_nemo.runs.stop import StopFlag, Stopped
 from tepo_nemo.runs.summary import write_summary
 from tepo_nemo.training.collect import StepCollector
+from tepo_nemo.training.protocols import Recorder, Saver
 from tepo_nemo.training.recorder import RunRecorder, SilentRecorder
+from tepo_nemo.training.stopping import StopCheck
 from tepo_nemo.training.timers import PhaseTimers
-from tepo_nemo.training.trainer import Recorder, Trainer, TrainerSettings
+from tepo_nemo.training.trainer import Trainer, TrainerSettings
 
 
 def connect_policy(host: Host, config: Config, objective: Objective) -> MegatronPolicy:
@@ -96,9 +101,20 @@ def prompts_at_once(config: Config, samples: int) -> int | None:
 
 
 def evaluator(
-    config: Config, policy: MegatronPolicy, grader: Grader, sets: list[EvaluationSet]
+    config: Config,
+    policy: MegatronPolicy,
+    grader: Grader,
+    sets: list[EvaluationSet],
+    check_stop: Callable[[], None],
 ) -> Callable[[], dict[str, float]]:
-    """A function that gives avg@k of every evaluation set under the current weights."""
+    """A function that gives avg@k of every evaluation set under the current weights.
+
+    Between batches it raises Stopped where the run is to stop.
+    """
+
+    def infer(request: GenerationRequest) -> Generation:
+        check_stop()
+        return policy.infer(request)
 
     def run() -> dict[str, float]:
         policy.prepare_for_inference()
@@ -108,7 +124,7 @@ def evaluator(
 
     def answered(entry: EvaluationSet) -> list[ProblemRecord]:
         batches = evaluate(
-            policy.infer,
+            infer,
             grader,
             entry,
             seed=config.seed,
@@ -120,36 +136,62 @@ def evaluator(
     return run
 
 
-def train(config: Config, console: TextIO) -> None:
+def train(config: Config, console: TextIO, stop: StopFlag) -> None:
     """Train as configured; called by every rank, after the CPU stand-ins where there is no GPU.
+
+    Where the run directory has checkpoints, the run goes on from the newest one that can be trusted.
 
     Args:
         config: checked; its run directory is made already.
         console: where a person reads what the main rank says.
+        stop: asks this process to stop.
 
     Raises:
         UserError: a mistake that only the tokenizer, the data or the checkpoint can show.
+        Stopped: a rank was asked to stop; the state is saved.
+        SaveFailed: the last checkpoint could not be written.
     """
     started = time.monotonic()
     objective = registry.build(config.algorithm.name, config.algorithm.options)
     host = build_host(config)
     prompts, sets = load_training_set(config, host), load_evaluation_sets(config, host)
     policy = connect_policy(host, config, objective)
+    check_stop = StopCheck(stop, policy.max_over_ranks)
     grader = make_grader(config, policy, host.actor.tokenizer.ids_to_text)
-    evaluate_all = evaluator(config, policy, grader, sets)
+    evaluate_all = evaluator(config, policy, grader, sets, check_stop)
     directory = RunDirectory(config.output)
-    recorder = make_recorder(config, directory, console) if policy.is_main else SilentRecorder()
-    trainer = make_trainer(config, policy, objective, grader, prompts, evaluate_all, recorder)
-    status, before, after = "failed", None, None
+    history = RunHistory(config, prompts, started)
+    restored = history.go_on(host, directory)
+    after = 0 if restored is None else restored.state["step"]
+    recorder = make_recorder(config, directory, console, after) if policy.is_main else SilentRecorder()
+    saver = make_saver(config, host, directory, history, recorder.message)
+    trainer = make_trainer(
+        config, policy, objective, grader, prompts, evaluate_all, recorder, saver, check_stop
+    )
+    if restored is not None:
+        for line in restored.notes:
+            recorder.message(line)
+        trainer.load_state_dict(restored.state, restored.progress)
+        saver.failed = restored.state["failed_saves"]
+    status = "failed"
     try:
-        if config.data.evaluate_before and sets:
-            before = evaluate_all()
-            recorder.evaluation("before", before)
+        if restored is None and config.data.evaluate_before and sets:
+            history.eval_before = evaluate_all()
+            recorder.evaluation("before", history.eval_before)
         trainer.fit()
+        saver.close()
+        saver.export(trainer.step, directory.exported(trainer.step))
         if config.data.evaluate_after and sets:
-            after = evaluate_all()
-            recorder.evaluation("after", after)
+            history.eval_after = evaluate_all()
+            recorder.evaluation("after", history.eval_after)
         status = "done"
+    except Stopped as stopped:
+        saver.close()
+        status = "stopped"
+        recorder.message(
+            f"stopped by {stopped} after step {trainer.step}, with the state saved; the same command goes on"
+        )
+        raise
     finally:
         grader.close()
         recorder.close()
@@ -159,9 +201,9 @@ def train(config: Config, console: TextIO) -> None:
                 steps=trainer.step,
                 reward_first=recorder.rewards[0] if recorder.rewards else None,
                 reward_last=recorder.rewards[-1] if recorder.rewards else None,
-                eval_before=before,
-                eval_after=after,
-                wall_s=time.monotonic() - started,
+                eval_before=history.eval_before,
+                eval_after=history.eval_after,
+                wall_s=history.wall_s,
                 status=status,
             )
 
@@ -180,10 +222,14 @@ def make_grader(config: Config, policy: MegatronPolicy, detokenize: Callable[[Se
     return Grader(policy, open_reward(config.data.reward_parts, settings), detokenize)
 
 
-def make_recorder(config: Config, directory: RunDirectory, console: TextIO) -> RunRecorder:
-    """The main rank's recorder."""
+def make_recorder(config: Config, directory: RunDirectory, console: TextIO, after: int) -> RunRecorder:
+    """The main rank's recorder, of a run that goes on after step `after`."""
     return RunRecorder(
-        directory, max_steps=config.trainer.max_steps, log_samples=config.trainer.log_samples, console=console
+        directory,
+        max_steps=config.trainer.max_steps,
+        log_samples=config.trainer.log_samples,
+        console=console,
+        after=after,
     )
 
 
@@ -195,6 +241,8 @@ def make_trainer(
     prompts: list[TokenizedPrompt],
     evaluate_all: Callable[[], dict[str, float]],
     recorder: Recorder,
+    saver: Saver,
+    check_stop: Callable[[], None],
 ) -> Trainer:
     """The trainer of a configuration."""
     timers = PhaseTimers(torch.cuda.synchronize)
@@ -221,6 +269,7 @@ def make_trainer(
         prompts,
         PromptOrder(len(prompts), config.seed),
         timers,
+        check_stop,
         seed=config.seed,
         prompts_per_step=settings.prompts_per_step,
         responses_per_prompt=settings.responses_per_prompt,
@@ -230,7 +279,6 @@ def make_trainer(
         dynamic_sampling=config.algorithm.dynamic_sampling,
         max_generation_batches=config.algorithm.max_generation_batches,
     )
-    checkpoints = RunDirectory(config.output).checkpoints
     return Trainer(
         settings,
         policy,
@@ -239,5 +287,6 @@ def make_trainer(
         timers,
         recorder,
         evaluate=lambda: {f"{EVALUATION_PREFIX}{name}": score for name, score in evaluate_all().items()},
-        checkpoint_path=lambda step: checkpoints / f"step_{step:06d}.nemo",
+        saver=saver,
+        check_stop=check_stop,
     )

@@ -9,7 +9,7 @@ from tepo_nemo.runs.files import require_new_folder, write_atomic
 
 @dataclass(frozen=True)
 class RunDirectory:
-    """Paths inside the run directory `path`; `create` makes a new one."""
+    """Paths inside the run directory `path`; `create` makes a new one, `reopen` goes on."""
 
     path: Path
 
@@ -23,15 +23,44 @@ class RunDirectory:
             UserError: `path` is a file, a folder that is not empty, or cannot be written.
         """
         run = cls(Path(path))
-        require_new_folder(run.path)
+        if not run._is_hollow():
+            require_new_folder(run.path)
+        run._fill(config_yaml)
+        return run
+
+    @classmethod
+    def reopen(cls, path: Path, config_yaml: str) -> "RunDirectory":
+        """That of a run that goes on, with the configuration of now. Raises UserError as `create` does."""
+        run = cls(Path(path))
+        run._fill(config_yaml)
+        return run
+
+    @property
+    def exists(self) -> bool:
+        """Whether a run has begun here."""
+        return self.config.is_file() and self.checkpoints.is_dir()
+
+    def _is_hollow(self) -> bool:
+        """Whether all there is was left by a process that was killed while it made the directory."""
+        own = {folder.name for folder in self._folders}
+        return self.path.is_dir() and all(
+            (entry.is_dir() and entry.name in own and not any(entry.iterdir()))
+            or entry.name.startswith(f".{self.config.name}.")
+            for entry in self.path.iterdir()
+        )
+
+    def _fill(self, config_yaml: str) -> None:
         try:
-            for folder in (run.samples_folder, run.checkpoints, run.plots, run.tensorboard, run.logs):
-                folder.mkdir(parents=True)
-            write_atomic(run.config, config_yaml)
+            for folder in self._folders:
+                folder.mkdir(parents=True, exist_ok=True)
+            write_atomic(self.config, config_yaml)  # last: from now on it is a run
         except OSError as error:
             reason = f"cannot be written ({error.strerror})"
-            raise UserError(f"output={path}: {reason}; choose another folder") from error
-        return run
+            raise UserError(f"output={self.path}: {reason}; choose another folder") from error
+
+    @property
+    def _folders(self) -> tuple[Path, ...]:
+        return (self.samples_folder, self.checkpoints, self.plots, self.tensorboard, self.logs)
 
     @property
     def config(self) -> Path:
@@ -53,9 +82,20 @@ class RunDirectory:
         """The samples file of one step; the names sort in the order of the steps."""
         return self.samples_folder / f"step_{step:06d}.jsonl"
 
+    def drop_samples(self, after: int) -> None:
+        """Delete the samples of the steps after `after`."""
+        for path in self.samples_folder.glob("step_*.jsonl"):
+            number = path.stem.removeprefix("step_")
+            if number.isdecimal() and int(number) > after:
+                path.unlink()
+
     @property
     def checkpoints(self) -> Path:
         return self.path / "checkpoints"
+
+    def exported(self, step: int) -> Path:
+        """The weights at the end, for other programs."""
+        return self.checkpoints / f"step_{step:06d}.nemo"
 
     @property
     def plots(self) -> Path:

@@ -25,6 +25,21 @@ def write_atomic(path: Path, text: str) -> None:
         partial.unlink(missing_ok=True)
 
 
+def sync_file(path: Path) -> None:
+    """Make the content of a file survive a crash of the machine."""
+    with open(path, "rb") as file:
+        os.fsync(file.fileno())
+
+
+def sync_folder(path: Path) -> None:
+    """Make the names in a folder survive a crash of the machine."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
 def require_new_folder(path: Path) -> None:
     """Raises UserError unless `path` is absent or an empty folder."""
     if path.is_dir():

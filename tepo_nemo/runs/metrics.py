@@ -2,6 +2,7 @@
 
 import math
 import numbers
+import os
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -37,6 +38,7 @@ METRICS: dict[str, str] = {
     "time/reference_s": "seconds of the pass under the reference policy, swapping of weights included",
     "time/train_s": "seconds of all updates of the step, optimizer included",
     "time/step_s": "seconds of the whole step",
+    "checkpoint/failed_saves": "number of checkpoints that could not be written, since the run began",
     "update/skipped": "updates of the step not made: no groups to fill them, or a gradient not finite",
 }
 EVALUATION_PREFIX = "eval/"  # eval/<benchmark>: avg@k as a fraction, mean over samples, then over problems
@@ -60,6 +62,13 @@ class MetricsWriter:
                     file.truncate(content.rfind(b"\n") + 1)
             self._last_step = max((int(row["step"]) for row in read_metrics(path)), default=-1)
 
+    def keep_until(self, step: int) -> list[dict[str, float]]:
+        """Drop the steps after `step`; the rows that are left."""
+        if self._last_step > step:
+            self._keep_steps_before(step + 1)
+            self._last_step = step
+        return read_metrics(self._path) if self._path.exists() else []
+
     def write(self, step: int, metrics: Mapping[str, float | int]) -> None:
         """Writes one step as one line and flushes it; NaN and infinities are written as null.
 
@@ -77,6 +86,8 @@ class MetricsWriter:
         row = {key: int(v) if isinstance(v, numbers.Integral) else float(v) for key, v in metrics.items()}
         with open(self._path, "a", encoding="utf-8") as file:
             file.write(to_json({"step": step, **row}) + "\n")
+            file.flush()
+            os.fsync(file.fileno())  # a checkpoint of the step is on the disk too, and relies on its line
         self._last_step = step
 
     def _keep_steps_before(self, step: int) -> None:

@@ -1,15 +1,30 @@
 """TensorBoard events, without torch or TensorFlow."""
 
+import time
 from collections.abc import Mapping
 from pathlib import Path
 
+from tensorboard.compat.proto.event_pb2 import Event, SessionLog
 from tensorboard.summary import Writer
+from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
 
 class TensorBoard:
-    """Writes every metric of a step as a scalar of the same name."""
+    """Writes every metric of a step as a scalar of the same name.
 
-    def __init__(self, folder: Path):
+    Args:
+        folder: of the event files, also those of earlier processes of the run.
+        after: the run goes on after this step; what earlier processes wrote of later ones is not shown.
+    """
+
+    def __init__(self, folder: Path, after: int = 0):
+        resumed = folder.is_dir() and any(folder.iterdir())
+        if resumed:
+            events = EventFileWriter(str(folder), filename_suffix=".resumed")
+            events.add_event(
+                Event(step=after + 1, wall_time=time.time(), session_log=SessionLog(status=SessionLog.START))
+            )
+            events.close()
         self._writer = Writer(str(folder))
 
     def add(self, step: int, metrics: Mapping[str, float | int]) -> None:

@@ -5,8 +5,8 @@ import shutil
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
+from tepo_nemo.config.flat import flat
 from tepo_nemo.config.load import dump_config, load_config
 from tepo_nemo.config.messages import shown
 from tepo_nemo.config.schema import Config
@@ -57,10 +57,10 @@ class Cell:
         if not self.run.summary.exists() or read_summary(self.run.summary)["status"] != "done":
             return False
         try:
-            stored, wanted = _flat(load_config(config_file=self.run.config)), _flat(self.config)
+            stored, wanted = flat(load_config(config_file=self.run.config)), flat(self.config)
         except UserError as mistake:
             raise UserError(f"{self.run.config}: {mistake}") from mistake
-        for key in {**wanted, **stored}:
+        for key in {**wanted, **stored}.keys() - {"output"}:  # a study may move to another folder
             if stored.get(key) != wanted.get(key):
                 raise UserError(
                     f"{self.run.path}: {self.name} is finished with {key}={shown(stored.get(key))}, and the "
@@ -150,16 +150,3 @@ def _check_overrides(place: str, overrides: Sequence[str]) -> None:
         key = override.partition("=")[0].lstrip("+~")
         if key in _SET_BY_STUDY:
             raise UserError(f"{place}: {override} is set by {_SET_BY_STUDY[key]} (remove it)")
-
-
-def _flat(config: Config) -> dict[str, Any]:
-    """Dotted key -> value, without the run directory: a study may move to another folder."""
-    return dict(_leaves("", config.model_dump(mode="json", exclude={"output"})))
-
-
-def _leaves(key: str, value: Any) -> Iterator[tuple[str, Any]]:
-    parts = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
-    if not parts:
-        yield key, value
-    for name, part in parts:
-        yield from _leaves(f"{key}.{name}" if key else str(name), part)

@@ -82,6 +82,28 @@ class MicroBatch:
         flat = values.new_zeros(self.mask.numel()).index_copy(0, self.positions.to(values.device), values)
         return flat.view(self.mask.shape)
 
+    def by_response(self, values: Tensor, width: int) -> Tensor:
+        """Values [S, L] of the trained tokens by response and column in it, [S, width], 0 elsewhere; on the
+        host."""
+        row, position, column = self._trained_places()
+        values = values.cpu()
+        responses = values.new_zeros(len(self.rows), width)
+        responses[row, column] = values[row, position]
+        return responses
+
+    def of_responses(self, whole: Tensor) -> Tensor:
+        """The inverse: [S, L] of this micro-batch from the [R, T] of all responses, 0 where nothing is
+        trained."""
+        row, position, column = self._trained_places()
+        values = whole.new_zeros(self.mask.shape)
+        values[row, position] = whole[self.rows[row], column]
+        return values
+
+    def _trained_places(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Of each trained token, [n] each: row and position here, column in the response."""
+        row, position = self.mask.nonzero(as_tuple=True)
+        return row, position, self.mask.cumsum(1)[row, position] - 1
+
     def to(self, device: torch.device) -> "MicroBatch":
         """The same micro-batch with its tensors on `device`; the host does not wait for the copies."""
 

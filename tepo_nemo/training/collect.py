@@ -5,7 +5,7 @@ equal, since their advantages are zero, and asks for further prompts until the s
 `max_generation_batches` batches are generated.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -46,6 +46,7 @@ class StepCollector:
         prompts: Sequence[TokenizedPrompt],
         order: PromptOrder,
         timers: PhaseTimers,
+        check_stop: Callable[[], None],
         *,
         seed: int,
         prompts_per_step: int,
@@ -61,6 +62,7 @@ class StepCollector:
         self._prompts = prompts
         self._order = order
         self._timers = timers
+        self._check_stop = check_stop
         self._seed = seed
         self._prompts_per_step = prompts_per_step
         self._responses_per_prompt = responses_per_prompt
@@ -71,7 +73,11 @@ class StepCollector:
         self._max_generation_batches = max_generation_batches if dynamic_sampling else 1
 
     def collect(self, step: int, consumed_prompts: int) -> CollectedStep:
-        """Generate and grade until the step is full; at most `prompts_per_step` groups are kept."""
+        """Generate and grade until the step is full; at most `prompts_per_step` groups are kept.
+
+        Raises Stopped before a batch; what was generated is then forgotten, since the same weights generate
+        it again.
+        """
         generated: list[ScoredBatch] = []
         kept: list[ScoredBatch] = []
         missing = self._prompts_per_step
@@ -105,6 +111,7 @@ class StepCollector:
         )
 
     def _timed_infer(self, request: GenerationRequest) -> Generation:
+        self._check_stop()
         with self._timers.phase("rollout"):
             return self._policy.infer(request)
 

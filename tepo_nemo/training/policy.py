@@ -1,7 +1,6 @@
 """What the trainer needs of a policy; the host layer implements it on a Megatron model."""
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from torch import Tensor
@@ -83,6 +82,6 @@ class Policy(Protocol):
         """The main rank's `value` on every rank."""
         ...
 
-    def save(self, path: Path) -> None:
-        """Write the weights; complete or not there at all."""
+    def max_over_ranks(self, value: int) -> int:
+        """The largest of all ranks' values."""
         ...

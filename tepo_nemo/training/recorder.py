@@ -22,17 +22,21 @@ class RunRecorder:
         max_steps: for the console.
         log_samples: responses written down a step.
         console: where a person reads.
+        after: the run goes on after this step; what an earlier process has written of later ones is dropped.
     """
 
-    def __init__(self, directory: RunDirectory, *, max_steps: int, log_samples: int, console: TextIO) -> None:
+    def __init__(
+        self, directory: RunDirectory, *, max_steps: int, log_samples: int, console: TextIO, after: int = 0
+    ) -> None:
         self._directory = directory
         self._metrics = MetricsWriter(directory.metrics)
-        self._tensorboard = TensorBoard(directory.tensorboard)
+        self.rewards: list[float] = [row["reward/mean"] for row in self._metrics.keep_until(after)]
+        directory.drop_samples(after)
+        self._tensorboard = TensorBoard(directory.tensorboard, after)
         self._console = Console(max_steps, console)
         self._log_samples = log_samples
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="recorder")
         self._writing: Future[None] | None = None
-        self.rewards: list[float] = []
 
     def step(
         self, step: int, metrics: dict[str, float], kept: ScoredBatch | None, advantages: Tensor | None
@@ -59,9 +63,11 @@ class RunRecorder:
     def evaluation(self, when: str, scores: dict[str, float]) -> None:
         """Tell the scores of the run's start or end."""
         self.flush()
-        self._console.message(
-            f"{when}  " + "  ".join(f"{name} {score:.3f}" for name, score in scores.items())
-        )
+        self.message(f"{when}  " + "  ".join(f"{name} {score:.3f}" for name, score in scores.items()))
+
+    def message(self, text: str) -> None:
+        """Tell a person a line."""
+        self._console.message(text)
 
     def close(self) -> None:
         """Take the progress bar away and close the files."""
@@ -87,6 +93,9 @@ class SilentRecorder:
         """Nothing."""
 
     def evaluation(self, when: str, scores: dict[str, float]) -> None:
+        """Nothing."""
+
+    def message(self, text: str) -> None:
         """Nothing."""
 
     def close(self) -> None:

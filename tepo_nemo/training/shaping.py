@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -30,7 +31,7 @@ def with_shaped_advantages(
     shaped = objective.shape_advantages(_whole_rollout(policy, mini_batches, batch, rewards))
     assert shaped.shape == batch.response_tokens.shape, (shaped.shape, batch.response_tokens.shape)
     return [
-        replace(mini, micro_batches=[_with_advantages(micro, shaped) for micro in mini.micro_batches])
+        replace(mini, micro_batches=[with_advantages(micro, shaped) for micro in mini.micro_batches])
         for mini in mini_batches
     ]
 
@@ -39,42 +40,41 @@ def _whole_rollout(
     policy: Policy, mini_batches: Sequence[MiniBatch], batch: TrainBatch, rewards: Tensor
 ) -> RolloutTokens:
     micro_batches = [micro for mini in mini_batches for micro in mini.micro_batches]
-    width = batch.response_tokens.shape[1]
-    rows = policy.gather_rows(torch.cat([micro.rows for micro in micro_batches]))
-    values = policy.gather_rows(torch.cat([_by_response(micro, width) for micro in micro_batches]))
-    whole = values.new_zeros(len(batch), *values.shape[1:])
-    whole[rows[rows >= 0]] = values[rows >= 0]
-    old_logprobs, old_entropy, *reference = whole.unbind(1)
+    assert all(micro.old is not None for micro in micro_batches), "shaping needs all old statistics"
+    whole = partial(whole_by_response, policy, micro_batches, batch)
+    with_reference = micro_batches[0].reference_logprobs is not None
     return RolloutTokens(
-        old_logprobs=old_logprobs,
-        old_entropy=old_entropy,
+        old_logprobs=whole([micro.old.logprobs for micro in micro_batches]),
+        old_entropy=whole([micro.old.entropy for micro in micro_batches]),
         advantages=batch.advantages,
         rewards=rewards,
         groups=batch.groups,
-        mask=torch.arange(width) < batch.response_lengths[:, None],
-        reference_logprobs=reference[0] if reference else None,
+        mask=torch.arange(batch.response_tokens.shape[1]) < batch.response_lengths[:, None],
+        reference_logprobs=whole([micro.reference_logprobs for micro in micro_batches])
+        if with_reference
+        else None,
     )
 
 
-def _trained_places(micro: MicroBatch) -> tuple[Tensor, Tensor, Tensor]:
-    """Of each trained token, [n] each: row and position in the micro-batch, column in the response."""
-    row, position = micro.mask.nonzero(as_tuple=True)
-    return row, position, micro.mask.cumsum(1)[row, position] - 1
+def whole_by_response(
+    policy: Policy, micro_batches: Sequence[MicroBatch], batch: TrainBatch, values: Sequence[Tensor]
+) -> Tensor:
+    """What the micro-batches of all ranks have, [S, L] each, by response: [R, T] on every rank."""
+    width = batch.response_tokens.shape[1]
+    rows = policy.gather_rows(torch.cat([micro.rows for micro in micro_batches]))
+    of_rows = policy.gather_rows(
+        torch.cat(
+            [
+                micro.by_response(of_micro, width)
+                for micro, of_micro in zip(micro_batches, values, strict=True)
+            ]
+        )
+    )
+    whole = of_rows.new_zeros(len(batch), width)
+    whole[rows[rows >= 0]] = of_rows[rows >= 0]
+    return whole
 
 
-def _by_response(micro: MicroBatch, width: int) -> Tensor:
-    """Old log-prob, old entropy and, where there is one, reference log-prob, [S, 2 or 3, T], on the host."""
-    assert micro.old is not None, "shaping needs the old statistics of every mini-batch"
-    quantities = [*micro.old, *([] if micro.reference_logprobs is None else [micro.reference_logprobs])]
-    values = torch.stack(quantities, dim=1).cpu()
-    row, position, column = _trained_places(micro)
-    responses = values.new_zeros(*values.shape[:2], width)
-    responses[row, :, column] = values[row, :, position]
-    return responses
-
-
-def _with_advantages(micro: MicroBatch, shaped: Tensor) -> MicroBatch:
-    row, position, column = _trained_places(micro)
-    advantages = torch.zeros_like(micro.advantages)
-    advantages[row, position] = shaped[micro.rows[row], column].to(advantages.dtype)
-    return replace(micro, advantages=advantages)
+def with_advantages(micro: MicroBatch, advantages: Tensor) -> MicroBatch:
+    """Replace the advantages by those of tokens, [R, T] of all responses."""
+    return replace(micro, advantages=micro.of_responses(advantages).to(micro.advantages.dtype))

@@ -2,7 +2,7 @@
 
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
 
@@ -26,11 +26,16 @@ class PhaseTimers:
         self._synchronize()
         self._seconds[name] += time.perf_counter() - start
 
+    def give(self, seconds: Mapping[str, float]) -> None:
+        """Count what `take` gave in an earlier process as part of this step."""
+        for name, value in seconds.items():
+            self._seconds[name.removeprefix("time/").removesuffix("_s")] += value
+
     def take(self) -> dict[str, float]:
         """``time/PHASE_s`` of every phase and ``time/step_s`` since the last call; starts again from 0."""
         now = time.perf_counter()
         seconds = {f"time/{name}_s": value for name, value in self._seconds.items()}
-        seconds["time/step_s"] = now - self._step_start
+        seconds["time/step_s"] = seconds.get("time/step_s", 0.0) + now - self._step_start
         self._seconds.clear()
         self._step_start = now
         return seconds

@@ -2,8 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,12 +11,21 @@ from tepo_nemo.objectives.advantage import group_advantages, overlong_penalty
 from tepo_nemo.objectives.contract import Mean, Objective
 from tepo_nemo.rollout.batch import ScoredBatch
 from tepo_nemo.rollout.sampling import stream_seed
+from tepo_nemo.runs.stop import Stopped
 from tepo_nemo.training.balance import MicroBatchLimits
 from tepo_nemo.training.batch import MiniBatch, TrainBatch, add_means
 from tepo_nemo.training.collect import StepCollector, trained_lengths, whole_mini_batches
 from tepo_nemo.training.metrics import UPDATE_METRICS, padding_mean, rollout_metrics
 from tepo_nemo.training.minibatch import build_mini_batches
-from tepo_nemo.training.policy import Policy
+from tepo_nemo.training.policy import Policy, UpdateResult
+from tepo_nemo.training.progress import (
+    SavedProgress,
+    StepProgress,
+    dump_progress,
+    load_progress,
+    with_saved_statistics,
+)
+from tepo_nemo.training.protocols import Recorder, Saver
 from tepo_nemo.training.shaping import with_shaped_advantages
 from tepo_nemo.training.statistics import (
     with_minibatch_statistics,
@@ -52,20 +60,11 @@ class TrainerSettings:
         return self.prompts_per_step * self.responses_per_prompt // self.updates_per_rollout
 
 
-class Recorder(Protocol):
-    """Where a run is written down; ranks that write nothing have one that does nothing."""
-
-    def step(
-        self, step: int, metrics: dict[str, float], kept: ScoredBatch | None, advantages: Tensor | None
-    ) -> None:
-        """Metrics of a step and the responses that it trained on."""
-
-    def flush(self) -> None:
-        """Return when everything told is written."""
-
-
 class Trainer:
-    """Trains a policy with an objective, with NeMo-Aligner's life cycle (`fit`, `save`, `state_dict`)."""
+    """Trains a policy with an objective, with NeMo-Aligner's life cycle (`fit`, `save`, `state_dict`).
+
+    `step` steps are finished. A step that is stopped between two of its updates is kept as `_progress`.
+    """
 
     def __init__(
         self,
@@ -76,7 +75,8 @@ class Trainer:
         timers: PhaseTimers,
         recorder: Recorder,
         evaluate: Callable[[], dict[str, float]],
-        checkpoint_path: Callable[[int], Path],
+        saver: Saver,
+        check_stop: Callable[[], None],
     ) -> None:
         self._settings = settings
         self._policy = policy
@@ -85,62 +85,120 @@ class Trainer:
         self._timers = timers
         self._recorder = recorder
         self._evaluate = evaluate
-        self._checkpoint_path = checkpoint_path
+        self._saver = saver
+        self._check_stop = check_stop
         self.step = 0
         self.consumed_prompts = 0
+        self._progress: StepProgress | None = None
+        self._batch: TrainBatch | None = None
+        self._mini_batches: list[MiniBatch] = []
+        self._last_metrics: dict[str, float] = {}
+        self._saved_step = 0
+
+    # ----------------------------------------------------------------- life cycle
 
     def fit(self) -> None:
-        """Train from the current step to `max_steps`."""
-        settings = self._settings
-        while self.step < settings.max_steps:
-            self._timers.take()  # evaluating and saving are no part of a step
-            metrics, kept, advantages = self._train_step()
-            self.step += 1
-            last = self.step == settings.max_steps
-            if settings.eval_interval and self.step % settings.eval_interval == 0 and not last:
-                metrics |= self._evaluate()
-            # Recorded before it is saved: a run that resumes from a checkpoint finds its steps recorded.
-            self._recorder.step(self.step, metrics, kept, advantages)
-            if last or (settings.save_interval and self.step % settings.save_interval == 0):
+        """Train from the current step to `max_steps`. Raises Stopped, with the state saved."""
+        try:
+            while self.step < self._settings.max_steps:
+                self._fit_step()
+        except Stopped:
+            if self._progress is not None or self.step != self._saved_step:
                 self._recorder.flush()
-                self.save()
+                self.save(required=True)
+            raise
 
-    def save(self) -> None:
-        """Write the weights of the current step."""
-        self._policy.save(self._checkpoint_path(self.step))
+    def _fit_step(self) -> None:
+        settings, number = self._settings, self.step + 1
+        last = number == settings.max_steps
+        self._timers.take()  # evaluating and saving are no part of a step
+        metrics, kept, advantages = self._train_step()
+        if settings.eval_interval and number % settings.eval_interval == 0 and not last:
+            metrics |= self._evaluate()
+        # Recorded before it is saved: a run that resumes from a checkpoint finds its steps recorded.
+        self._recorder.step(number, metrics, kept, advantages)
+        self.step, self.consumed_prompts = number, int(metrics["consumed_prompts"])
+        self._progress, self._last_metrics = None, metrics
+        self._saver.poll()
+        if last or (settings.save_interval and number % settings.save_interval == 0):
+            self._recorder.flush()
+            self.save(required=last)
+
+    def save(self, *, required: bool) -> None:
+        """Save the state of now. `required`: the run ends after it, so that a failure is the run's."""
+        progress = self._progress
+        if progress is not None and progress.done < len(self._mini_batches):
+            progress.seconds = self._timers.take()
+        saved = self._saver.save(
+            self.state_dict(),
+            None
+            if progress is None
+            else dump_progress(self._policy, progress, self._batch, self._mini_batches[progress.done :]),
+            self._last_metrics,
+            required=required,
+        )
+        if saved:
+            self._saved_step = self.step
 
     def state_dict(self) -> dict[str, int]:
         """The trainer's own state; everything random is a function of it and the seed."""
         return {"step": self.step, "consumed_prompts": self.consumed_prompts}
 
-    def load_state_dict(self, state: dict[str, int]) -> None:
-        """Continue after the step that `state` was taken at."""
-        self.step = state["step"]
+    def load_state_dict(self, state: dict[str, Any], progress: SavedProgress | None = None) -> None:
+        """Continue after the step that `state` was taken at, or inside the one after it."""
+        self.step = self._saved_step = state["step"]
         self.consumed_prompts = state["consumed_prompts"]
+        if progress is not None:
+            self._progress = load_progress(progress)
+            self._batch = self._train_batch(self._progress.kept, self._progress.advantages)
+            self._mini_batches = with_saved_statistics(
+                self._cut(self._batch), self._progress.done, progress.by_response
+            )
+
+    # ----------------------------------------------------------------- a step
 
     def _train_step(self) -> tuple[dict[str, float], ScoredBatch | None, Tensor | None]:
-        policy = self._policy
+        if self._progress is None:
+            metrics, kept = self._collect()
+            if kept is None:
+                metrics |= {"update/skipped": self._settings.updates_per_rollout, "tokens/trained": 0}
+                return metrics | self._timers.take(), None, None
+            progress = self._begin(metrics, kept)
+        else:
+            progress = self._progress
+            self._timers.give(progress.seconds)
+            self._policy.prepare_for_training()
+        self._update(progress)
+        metrics = progress.metrics | self._update_metrics(progress)
+        progress.seconds = self._timers.take()
+        return metrics | progress.seconds, progress.kept, progress.advantages
+
+    def _collect(self) -> tuple[dict[str, float], ScoredBatch | None]:
+        """Metrics of the rollout, and the groups to train on."""
+        policy, settings = self._policy, self._settings
         policy.prepare_for_inference()
         collected = self._collector.collect(self.step, self.consumed_prompts)
         policy.finish_inference()
-        self.consumed_prompts = collected.consumed_prompts
-
         metrics = {
             "step": self.step + 1,
-            "consumed_prompts": self.consumed_prompts,
+            "consumed_prompts": collected.consumed_prompts,
             "lr": self._learning_rate(),
+            "checkpoint/failed_saves": self._saver.failed,
         }
         metrics |= dict.fromkeys(UPDATE_METRICS, float("nan")) | rollout_metrics(collected)
-        kept, advantages = None, None
-        if collected.kept is not None:
-            kept = whole_mini_batches(
-                collected.kept, self._settings.prompts_per_step // self._settings.updates_per_rollout
-            )
-            advantages = self._advantages(kept)
-            metrics |= self._update_on(kept, advantages)
-        else:
-            metrics |= {"update/skipped": self._settings.updates_per_rollout, "tokens/trained": 0}
-        return metrics | self._timers.take(), kept, advantages
+        if collected.kept is None:
+            return metrics, None
+        groups = settings.prompts_per_step // settings.updates_per_rollout
+        return metrics, whole_mini_batches(collected.kept, groups)
+
+    def _begin(self, metrics: dict[str, float], kept: ScoredBatch) -> StepProgress:
+        """All that the updates need, from the weights that made the rollout."""
+        advantages = self._advantages(kept)
+        self._batch = self._train_batch(kept, advantages)
+        mini_batches = self._cut(self._batch)
+        self._policy.prepare_for_training()
+        self._mini_batches = self._measure(mini_batches, self._batch, kept.rewards)
+        return StepProgress(metrics, kept, advantages, padding_mean(mini_batches))
 
     def _advantages(self, kept: ScoredBatch) -> Tensor:
         settings = self._settings
@@ -149,9 +207,8 @@ class Trainer:
         )
         return group_advantages(kept.rewards + penalty, kept.rollouts.groups, kept.valid, settings.advantage)
 
-    def _update_on(self, kept: ScoredBatch, advantages: Tensor) -> dict[str, float]:
-        settings, policy = self._settings, self._policy
-        batch = TrainBatch(
+    def _train_batch(self, kept: ScoredBatch, advantages: Tensor) -> TrainBatch:
+        return TrainBatch(
             prompt_tokens=[kept.rollouts.prompts[group].tokens for group in kept.rollouts.groups.tolist()],
             response_tokens=kept.rollouts.generation.tokens,
             response_lengths=trained_lengths(kept),
@@ -159,7 +216,10 @@ class Trainer:
             advantages=advantages,
             sampled_logprobs=kept.rollouts.generation.logprobs,
         )
-        mini_batches = build_mini_batches(
+
+    def _cut(self, batch: TrainBatch) -> list[MiniBatch]:
+        settings, policy = self._settings, self._policy
+        return build_mini_batches(
             batch,
             responses_per_update=settings.responses_per_update,
             limits=MicroBatchLimits(
@@ -173,36 +233,44 @@ class Trainer:
             data_parallel_size=policy.data_parallel_size,
             max_response_length=settings.max_response_length,
         )
-        policy.prepare_for_training()
-        mini_batches = self._measure(mini_batches, batch, kept.rewards)
-        means = padding_mean(mini_batches)
-        grad_norms, trained_tokens = [], 0
-        for mini_batch in mini_batches:
-            if self._objective.needs_minibatch_statistics:
-                with self._timers.phase("old_stats"):
-                    mini_batch = with_minibatch_statistics(
-                        policy,
-                        self._objective,
-                        mini_batch,
-                        stream_seed(settings.seed, "selection", self.step),
-                    )
-            with self._timers.phase("train"):
-                policy.prepare_for_training_step()
-                loss, update_means = policy.get_loss_and_metrics(mini_batch, forward_only=False)
-                policy.finish_training_step()
-                result = policy.optimizer_step(self._learning_rate())
+
+    def _update(self, progress: StepProgress) -> None:
+        """The updates that are left of a step."""
+        for mini_batch in self._mini_batches[progress.done :]:
+            self._check_stop()
+            loss, means, result = self._take_update(mini_batch)
+            progress.done += 1
+            self._progress = progress  # from here on the weights are no longer those of the last step
             if result.skipped:  # its loss is not finite, and would hide those of the other updates
                 continue
-            grad_norms.append(result.grad_norm)
-            trained_tokens += mini_batch.totals.tokens
-            add_means(means, update_means)
+            progress.grad_norms.append(result.grad_norm)
+            progress.trained_tokens += mini_batch.totals.tokens
+            add_means(progress.means, means)
             if loss is not None:
-                add_means(means, {"loss": Mean(loss, torch.full_like(loss, 1.0 / policy.data_parallel_size))})
-        policy.finish_training()
-        return policy.reduce_metrics(means) | {
-            "grad_norm": sum(grad_norms) / len(grad_norms) if grad_norms else float("nan"),
-            "update/skipped": settings.updates_per_rollout - len(grad_norms),
-            "tokens/trained": trained_tokens,
+                share = torch.full_like(loss, 1.0 / self._policy.data_parallel_size)
+                add_means(progress.means, {"loss": Mean(loss, share)})
+        self._policy.finish_training()
+
+    def _take_update(self, mini_batch: MiniBatch) -> tuple[Tensor | None, dict[str, Mean], UpdateResult]:
+        """One optimizer update: this rank's shares of the loss and of the metrics, and what became of it."""
+        policy = self._policy
+        if self._objective.needs_minibatch_statistics:
+            with self._timers.phase("old_stats"):
+                seed = stream_seed(self._settings.seed, "selection", self.step)
+                mini_batch = with_minibatch_statistics(policy, self._objective, mini_batch, seed)
+        with self._timers.phase("train"):
+            policy.prepare_for_training_step()
+            loss, means = policy.get_loss_and_metrics(mini_batch, forward_only=False)
+            policy.finish_training_step()
+            result = policy.optimizer_step(self._learning_rate())
+        return loss, means, result
+
+    def _update_metrics(self, progress: StepProgress) -> dict[str, float]:
+        norms = progress.grad_norms
+        return self._policy.reduce_metrics(progress.means) | {
+            "grad_norm": sum(norms) / len(norms) if norms else float("nan"),
+            "update/skipped": self._settings.updates_per_rollout - len(norms),
+            "tokens/trained": progress.trained_tokens,
         }
 
     def _measure(self, mini_batches: list[MiniBatch], batch: TrainBatch, rewards: Tensor) -> list[MiniBatch]:

@@ -30,7 +30,7 @@ from pathlib import Path
 from tepo_nemo.errors import UserError
 import tepo_nemo.cpu
 tepo_nemo.cpu.install = lambda: print("stand-ins, GPUs hidden:", repr(os.environ.get("CUDA_VISIBLE_DEVICES")))
-def train(config, console):
+def train(config, console, stop=None):
 {textwrap.indent(textwrap.dedent(train), "    ")}
 for name, function in (("run", "train"), ("evaluate", "evaluate_checkpoint")):
     module = types.ModuleType("tepo_nemo.nemo." + name)

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from support.tiny_run import PROMPTS, Recording, letter_reward
+from support.tiny_run import PROMPTS, MemorySaver, Recording, letter_reward
 from support.torch_policy import TorchPolicy, spell
 from support.toy import ToyFolder, build_objective
 from support.worlds import Worlds
@@ -61,7 +61,10 @@ def outcomes(rank: int, world_size: int, configs: dict[str, Config]) -> dict[str
         policy = TorchPolicy(build_objective(config.algorithm), temperature=config.rollout.temperature)
         recording = Recording()
         grader = Grader(policy, reward_of_some, spell)
-        make_trainer(config, policy, policy.objective, grader, PROMPTS, dict, recording).fit()
+        saver = MemorySaver(policy)
+        make_trainer(
+            config, policy, policy.objective, grader, PROMPTS, dict, recording, saver, lambda: None
+        ).fit()
         told = [
             {key: value for key, value in row.items() if not key.startswith("time/")}
             for row in recording.metrics

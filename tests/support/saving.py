@@ -13,10 +13,6 @@ from tepo_nemo.rollout.protocol import Generation, GenerationRequest
 from tepo_nemo.training.batch import TrainBatch
 
 
-class Interrupted(Exception):
-    """Stands for whatever may end a save half-way."""
-
-
 def update_and_save(
     rank: int,
     world_size: int,
@@ -27,6 +23,9 @@ def update_and_save(
     request: GenerationRequest,
 ) -> tuple[Part, Generation]:
     """Move the weights, fail to save them, then save them; the weights and what they generate."""
+    from tepo_nemo.nemo.agreement import RankFailed
+    from tepo_nemo.nemo.sharded import ShardedSave
+
     host, policy = build_policy(config)
     policy.prepare_for_training()
     mini_batches = mini_batches_of(
@@ -37,17 +36,17 @@ def update_and_save(
     policy.finish_training_step()
     assert not policy.optimizer_step(config.trainer.optimizer.learning_rate).skipped
 
-    def half_way(save_path: str) -> None:
-        if rank == 0:
-            Path(save_path).write_bytes(b"half of an archive")
-            (Path(save_path).parent / "model_weights").mkdir()
-        raise Interrupted
+    def half_way(save: ShardedSave) -> None:
+        (path.parent / f".{path.name}.partial" / "model_weights" / f"half_{rank}").touch()
+        raise OSError(28, "No space left on device")
 
-    with patch.object(host.actor, "save_to", half_way):
+    with patch.object(ShardedSave, "write", half_way):
         try:
             policy.save(path)
-        except Interrupted:
-            assert not list(path.parent.glob("*.nemo")), "nothing there may look like a checkpoint"
+        except RankFailed as failure:
+            assert "No space left on device" in str(failure)
+            left = list(path.parent.iterdir())
+            assert rank > 0 or not left, f"nothing of it may be left, a full disk least of all: {left}"
         else:
             raise AssertionError("the save was interrupted and did not say so")
     policy.save(path)

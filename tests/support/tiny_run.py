@@ -1,10 +1,12 @@
 """A whole training run on `torch_policy`: prompts, a reward, and a trainer that is told what differs."""
 
+import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from copy import deepcopy
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch.distributed as dist
 import yaml
@@ -18,8 +20,10 @@ from tepo_nemo.objectives.contract import Mean, Objective
 from tepo_nemo.reward.result import RewardFunction, RewardResult
 from tepo_nemo.rollout.batch import ScoredBatch, TokenizedPrompt
 from tepo_nemo.rollout.scoring import Grader
+from tepo_nemo.runs.files import to_json
 from tepo_nemo.training.batch import MiniBatch, TokenStatistics
 from tepo_nemo.training.collect import StepCollector
+from tepo_nemo.training.progress import SavedProgress
 from tepo_nemo.training.timers import PhaseTimers
 from tepo_nemo.training.trainer import Trainer, TrainerSettings
 
@@ -77,6 +81,7 @@ def make_collector(
     reward: RewardFunction = letter_reward,
     prompts: list[TokenizedPrompt] = PROMPTS,
     timers: PhaseTimers | None = None,
+    check_stop: Callable[[], None] = lambda: None,
     **changes: Any,
 ) -> StepCollector:
     """A collector of 4 prompts x 4 responses of up to 5 tokens, without dynamic sampling."""
@@ -93,7 +98,46 @@ def make_collector(
     settings |= changes
     order = PromptOrder(len(prompts), settings["seed"])
     timers = timers or PhaseTimers(lambda: None)
-    return StepCollector(policy, Grader(policy, reward, spell), prompts, order, timers, **settings)
+    return StepCollector(
+        policy, Grader(policy, reward, spell), prompts, order, timers, check_stop, **settings
+    )
+
+
+class Saved(NamedTuple):
+    """A checkpoint in memory."""
+
+    state: dict[str, Any]
+    progress: SavedProgress | None
+    policy: dict[str, Any]
+
+    @property
+    def step(self) -> int:
+        return self.state["step"]
+
+
+class MemorySaver:
+    """Keeps every checkpoint. What it is told passes through the text of JSON, as in a file."""
+
+    def __init__(self, policy: TorchPolicy) -> None:
+        self._policy = policy
+        self.failed = 0
+        self.saved: list[Saved] = []
+
+    def save(
+        self,
+        state: dict[str, Any],
+        progress: SavedProgress | None,
+        metrics: dict[str, float],
+        *,
+        required: bool,
+    ) -> bool:
+        if progress is not None:
+            progress = replace(progress, numbers=json.loads(to_json(progress.numbers)))
+        self.saved.append(Saved(json.loads(json.dumps(state)), deepcopy(progress), self._policy.state()))
+        return True
+
+    def poll(self) -> None:
+        """Nothing is on its way."""
 
 
 @dataclass
@@ -103,6 +147,12 @@ class Run:
     trainer: Trainer
     policy: TorchPolicy
     recording: Recording
+    saver: MemorySaver
+
+    def resume(self, saved: Saved) -> None:
+        """Go on from a checkpoint."""
+        self.policy.load_state(saved.policy)
+        self.trainer.load_state_dict(saved.state, saved.progress)
 
 
 def make_run(
@@ -112,6 +162,7 @@ def make_run(
     prompts: list[TokenizedPrompt] = PROMPTS,
     dynamic_sampling: bool = False,
     evaluate: Callable[[], dict[str, float]] = dict,
+    check_stop: Callable[[], None] = lambda: None,
     **changes: Any,
 ) -> Run:
     """Three steps of two updates at a learning rate that moves the policy visibly."""
@@ -139,13 +190,14 @@ def make_run(
         reward,
         prompts,
         timers,
+        check_stop,
         seed=settings.seed,
         prompts_per_step=settings.prompts_per_step,
         responses_per_prompt=settings.responses_per_prompt,
         max_response_length=settings.max_response_length,
         dynamic_sampling=dynamic_sampling,
     )
-    recording = Recording()
+    recording, saver = Recording(), MemorySaver(policy)
     trainer = Trainer(
         settings,
         policy,
@@ -154,9 +206,10 @@ def make_run(
         timers,
         recording,
         evaluate,
-        lambda step: Path(f"step_{step}"),
+        saver,
+        check_stop,
     )
-    return Run(trainer, policy, recording)
+    return Run(trainer, policy, recording, saver)
 
 
 class WatchedPolicy(TorchPolicy):

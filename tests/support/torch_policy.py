@@ -6,7 +6,6 @@ group the ranks are data-parallel: each holds the model and takes its share of a
 
 from collections.abc import Sequence
 from copy import deepcopy
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -91,7 +90,6 @@ class TorchPolicy:
         self.data_parallel_size = 1 if group is None else dist.get_world_size(group)
         self.is_main = self.data_parallel_rank == 0
         self.learning_rates: list[float] = []
-        self.saved: list[Path] = []
         self._phase = "idle"
         self.reference = deepcopy(self.model) if objective.needs_reference else None
 
@@ -232,5 +230,9 @@ class TorchPolicy:
         dist.broadcast_object_list(box, src=0, group=self.group)
         return box[0]
 
-    def save(self, path: Path) -> None:
-        self.saved.append(path)
+    def max_over_ranks(self, value: int) -> int:
+        if self.group is None:
+            return value
+        values: list[int] = [0] * self.data_parallel_size
+        dist.all_gather_object(values, value, group=self.group)
+        return max(values)

@@ -27,17 +27,16 @@ def test_the_learning_rate_rises_linearly_and_stays(warmup, factors):
     "steps, interval, saved", [(5, 0, [5]), (5, 2, [2, 4, 5]), (4, 2, [2, 4]), (3, 1, [1, 2, 3]), (3, 7, [3])]
 )
 def test_checkpoints_are_saved_at_their_steps_and_at_the_end(steps, interval, saved):
-    policy = TorchPolicy(make_objective())
-    make_run(policy, max_steps=steps, save_interval=interval).trainer.fit()
-    assert [path.name for path in policy.saved] == [f"step_{step}" for step in saved]
+    run = make_run(TorchPolicy(make_objective()), max_steps=steps, save_interval=interval)
+    run.trainer.fit()
+    assert [checkpoint.step for checkpoint in run.saver.saved] == saved
 
 
 def test_a_step_is_recorded_before_it_is_saved():
     """Else a run that dies in between resumes after a step that no file knows."""
-    policy = TorchPolicy(make_objective())
-    run = make_run(policy, save_interval=1)
+    run = make_run(TorchPolicy(make_objective()), save_interval=1)
     recorded = []
-    policy.save = lambda path: recorded.append(len(run.recording.metrics))
+    run.saver.save = lambda *_, **__: recorded.append(len(run.recording.metrics)) is None
     run.trainer.fit()
     assert recorded == [1, 2, 3]
 
@@ -101,7 +100,7 @@ def test_a_finished_run_has_nothing_to_continue():
     run.trainer.load_state_dict({"step": 3, "consumed_prompts": 12})
     before = run.policy.weights()
     run.trainer.fit()
-    assert run.recording.metrics == [] and run.policy.saved == []
+    assert run.recording.metrics == [] and run.saver.saved == []
     assert torch.equal(run.policy.weights(), before)
 
 
@@ -139,9 +138,10 @@ def test_the_seconds_of_a_step_are_its_own(monkeypatch):
     """Evaluating and saving belong to no step."""
     clock = Clock(monkeypatch)
     policy = TorchPolicy(make_objective())
-    costs = {"infer": 1, "get_token_statistics": 2, "get_loss_and_metrics": 4, "save": 1000}
+    costs = {"infer": 1, "get_token_statistics": 2, "get_loss_and_metrics": 4}
     for name, seconds in costs.items():
         setattr(policy, name, slowed(getattr(policy, name), clock, seconds))
+    policy.state = slowed(policy.state, clock, 1000)  # what a checkpoint takes
     run = make_run(policy, evaluate=slowed(dict, clock, 10_000), eval_interval=1, save_interval=1)
     clock.sleep(100_000)
     run.trainer.fit()

@@ -28,8 +28,10 @@ from tepo_nemo.rollout.protocol import Generation, GenerationRequest, RolloutBac
 from tepo_nemo.rollout.sampling import prompt_key
 from tepo_nemo.rollout.scoring import Grader
 from tepo_nemo.runs.directory import RunDirectory
+from tepo_nemo.runs.stop import StopFlag
+from tepo_nemo.training.protocols import Recorder
 from tepo_nemo.training.recorder import SilentRecorder
-from tepo_nemo.training.trainer import Recorder
+from tepo_nemo.training.stopping import StopCheck
 
 
 class OurStep:
@@ -62,14 +64,23 @@ class OurStep:
         policy = self._connect()
         if variant.pad_to_longest:
             policy.length_multiple = longest_sequence(workload)
-        policy.save = lambda path: None  # no part of a step
         if policy.is_main:
             directory = RunDirectory.create(config.output, dump_config(config))
-            self._recorder = _LastStep(make_recorder(config, directory, open(os.devnull, "w")))
+            self._recorder = _LastStep(make_recorder(config, directory, open(os.devnull, "w"), after=0))
         else:
             self._recorder = _LastStep(SilentRecorder())
         grader = Grader(policy, _reward_after(variant.grading_s), host.actor.tokenizer.ids_to_text)
-        self._trainer = make_trainer(config, policy, self._objective, grader, prompts, dict, self._recorder)
+        self._trainer = make_trainer(
+            config,
+            policy,
+            self._objective,
+            grader,
+            prompts,
+            dict,
+            self._recorder,
+            _NoSaver(),
+            StopCheck(StopFlag(), policy.max_over_ranks),
+        )
 
     def _connect(self) -> MegatronPolicy:
         policy = connect_policy(self._host, self._config, self._objective)
@@ -127,6 +138,18 @@ def _load_prompts(host: Host, workload: Workload, config: Config) -> list[Tokeni
         max_response_length=workload.longest,
         sequence_length=config.model.encoder_seq_length,
     )
+
+
+class _NoSaver:
+    """Saving is no part of a step."""
+
+    failed = 0
+
+    def save(self, *_: object, **__: object) -> bool:
+        return True
+
+    def poll(self) -> None:
+        """Nothing is on its way."""
 
 
 class _LastStep:

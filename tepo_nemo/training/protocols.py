@@ -1,0 +1,48 @@
+"""Whom the trainer tells: where a run is written down, and where its state is kept."""
+
+from typing import Any, Protocol
+
+from torch import Tensor
+
+from tepo_nemo.rollout.batch import ScoredBatch
+from tepo_nemo.training.progress import SavedProgress
+
+
+class Recorder(Protocol):
+    """Where a run is written down; ranks that write nothing have one that does nothing."""
+
+    def step(
+        self, step: int, metrics: dict[str, float], kept: ScoredBatch | None, advantages: Tensor | None
+    ) -> None:
+        """Metrics of a step and the responses that it trained on."""
+
+    def flush(self) -> None:
+        """Return when everything told is written."""
+
+
+class Saver(Protocol):
+    """Where the state of a run is kept; called by all ranks."""
+
+    failed: int  # saves of the run that have failed
+
+    def save(
+        self,
+        state: dict[str, Any],
+        progress: SavedProgress | None,
+        metrics: dict[str, float],
+        *,
+        required: bool,
+    ) -> bool:
+        """Write the policy and the trainer's state. Returns False where that failed, unless it is required.
+
+        Args:
+            state: JSON of `Trainer.state_dict`.
+            progress: of a step that was stopped between two updates.
+            metrics: of the last finished step.
+            required: the run ends after it.
+        """
+        ...
+
+    def poll(self) -> None:
+        """Finish what is being written in the background, if it is ready."""
+        ...

@@ -1,0 +1,95 @@
+"""A run that is stopped and goes on is the run that nothing has stopped: to the bit, at every layout."""
+
+from pathlib import Path
+from shutil import copytree
+
+import pytest
+import torch
+from support.gather import whole
+from support.layouts import distances
+from support.resume_runs import Ended, StopAt, resume_config, run_here, samples, told, written
+from support.toy import VOCABULARY, ToyFolder
+from support.worlds import Worlds
+
+from tepo_nemo.config.schema import Config
+from tepo_nemo.runs.checkpoints import CheckpointFolder
+from tepo_nemo.runs.directory import RunDirectory
+from tepo_nemo.runs.summary import read_summary
+
+pytestmark = pytest.mark.timeout(300)
+
+STATIC = "algorithm.dynamic_sampling=false"
+DISTRIBUTED = "trainer.optimizer.name=distributed_adam"
+PRODUCTION = (DISTRIBUTED, "model.precision=bf16", "model.megatron_amp_O2=true")
+# By name: the layout, and what differs from TEPO with dynamic sampling.
+RUNS: dict[str, tuple[dict[str, int], tuple[str, ...]]] = {
+    "tp1": ({}, (STATIC,)),
+    "tp1-dynamic": ({}, ()),
+    "tp2": ({"tensor": 2}, ()),
+    "pp2": ({"pipeline": 2}, (STATIC,)),
+    "dp2": ({"data": 2}, (STATIC,)),
+    "tp2-production": ({"tensor": 2}, (STATIC, *PRODUCTION)),
+    "dp2-production": ({"data": 2}, PRODUCTION),
+    "tp1-sgd": ({}, ("trainer.optimizer.name=sgd", "trainer.optimizer.learning_rate=0.1")),
+    "tp1-async": ({}, ("trainer.async_save=true",)),
+}
+# A stop for each process: between two updates, in a rollout, between two updates again, and before the first.
+STOPS = (StopAt("update", 2), StopAt("rollout", 2), StopAt("update", 4), StopAt("update", 2), None)
+
+
+def start(worlds: Worlds, config: Config, stop_at: StopAt | None = None) -> list[Ended]:
+    return worlds(config.layout.world, stack="nemo").run(run_here, config, stop_at, timeout=110)
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_a_run_that_is_stopped_again_and_again(
+    worlds: Worlds, toy: ToyFolder, tmp_path: Path, name: str
+) -> None:
+    layout, changes = RUNS[name]
+    in_one = start(worlds, resume_config(toy, tmp_path / "in_one", *changes, **layout))
+    config = resume_config(toy, tmp_path / "stopped", *changes, **layout)
+    for stop_at in STOPS:
+        ended = start(worlds, config, stop_at)
+        assert [of_rank.stopped for of_rank in ended] == [stop_at is not None] * len(ended)
+        status = read_summary(tmp_path / "stopped" / "summary.json")["status"]
+        assert status == ("done" if stop_at is None else "stopped")
+    positions = CheckpointFolder(RunDirectory(config.output).checkpoints).positions()
+    assert any(position.updates for position in positions), "it was to be stopped inside a step"
+    assert told(tmp_path / "stopped") == told(tmp_path / "in_one")
+    assert samples(tmp_path / "stopped") == samples(tmp_path / "in_one")
+    assert written(tmp_path / "stopped") == written(tmp_path / "in_one")
+    for stopped, uninterrupted in zip(ended, in_one, strict=True):
+        for parameter, shard in uninterrupted.weights.shards.items():
+            assert torch.equal(stopped.weights.shards[parameter].value, shard.value), parameter
+
+
+LAYOUTS = {"tp1": {}, "pp2": {"pipeline": 2}, "dp2": {"data": 2}, "tp2_pp2": {"tensor": 2, "pipeline": 2}}
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "distributed_adam"])
+def test_another_layout_goes_on_but_for_rounding(
+    worlds: Worlds, toy: ToyFolder, tmp_path: Path, optimizer: str
+) -> None:
+    """What the third step does to the weights, after two at TP2, inside the step too.
+
+    Both moments have a large say in it: without them Adam's steps would be several times as long.
+    """
+    changes = (STATIC, f"trainer.optimizer.name={optimizer}", "trainer.max_steps=3")
+    tp2 = resume_config(toy, tmp_path / "tp2", *changes, tensor=2)
+    inside = start(worlds, tp2, StopAt("update", 6))
+    assert (tmp_path / "tp2/checkpoints/step_000002_update_001").is_dir()
+
+    def together(ended: list[Ended]) -> dict[str, torch.Tensor]:
+        return whole([of_rank.weights for of_rank in ended], vocabulary=VOCABULARY, tied=False)
+
+    begun = together(inside)
+    for name, layout in LAYOUTS.items():
+        output = tmp_path / name
+        copytree(tmp_path / "tp2", output)
+        ended = start(worlds, resume_config(toy, output, *changes, **layout))
+        assert "saved at TP2 x PP1 x DP1" in ended[0].console
+        if name == "tp1":
+            expected = {key: value - begun[key] for key, value in together(start(worlds, tp2)).items()}
+        change = {key: value - begun[key] for key, value in together(ended).items()}
+        found = distances(change, expected)
+        assert max(found.values()) < 1e-3, (name, found)
