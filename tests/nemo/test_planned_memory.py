@@ -4,11 +4,14 @@ from collections.abc import Callable
 
 import pytest
 from support.layouts import LAYOUTS, MODES, Given
-from support.memory import measure_bytes
+from support.memory import count_numbers, measure_bytes
 from support.toy import ToyFolder
 from support.worlds import Worlds
 
+from tepo_nemo.planning.architecture import Architecture
+from tepo_nemo.planning.memory import key_value_bytes
 from tepo_nemo.planning.plan import make_plan
+from tepo_nemo.rollout.protocol import GenerationRequest
 
 pytestmark = pytest.mark.timeout(300)  # the first test to need a layout waits for it
 
@@ -35,6 +38,39 @@ def test_bytes_of_a_rank(worlds: Worlds, toy: ToyFolder, given: Callable[[bool],
             planned = stages[rank if len(stages) > 1 else 0]
             for part, size in measured.items():
                 assert getattr(planned, part) == pytest.approx(size, rel=0.02), (rank, mode, part)
+
+
+SHAPES = {
+    "as it is": [],
+    "tied": ["model.share_embeddings_and_output_weights=true"],
+    "Qwen2.5": ["model.qkv_bias=true", "model.kv_channels=24"],
+    "Qwen3": ["model.qk_layernorm=true", "model.kv_channels=24"],
+    "GPT-2": [
+        "model.normalization=layernorm", "model.bias=true", "model.activation=gelu",
+        "model.num_query_groups=4", "model.position_embedding_type=learned_absolute",
+    ],
+}  # fmt: skip
+REQUEST = GenerationRequest(
+    prompt_tokens=[[5, 6], [7, 8], [9, 10]],
+    prompt_keys=[1, 2, 3],
+    sample_indices=[0, 0, 0],
+    seed=1,
+    temperature=1.0,
+    max_response_lengths=[5, 5, 5],
+)
+
+
+@pytest.mark.parametrize("layout", ["tp2", "pp2"])
+def test_parameters_and_cache_of_a_rank(worlds: Worlds, toy: ToyFolder, layout: str) -> None:
+    """To the last one. Three sequences of two and five tokens, of which the last is never fed."""
+    configs = [LAYOUTS[layout].config(toy, *overrides) for overrides in SHAPES.values()]
+    of_ranks = worlds(2, stack="nemo").run(count_numbers, configs, REQUEST, timeout=110)
+    for rank, of_rank in enumerate(of_ranks):
+        for name, config, (parameters, cached) in zip(SHAPES, configs, of_rank, strict=True):
+            shape = Architecture.of(config.model)
+            stage = rank if layout == "pp2" else 0
+            assert shape.parameters_of_rank(stage) == parameters, name
+            assert 3 * 6 * key_value_bytes(config, shape) == cached, name
 
 
 def test_the_vocabulary_is_the_configured_one(

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from tepo_nemo.config.schema import Config
+from tepo_nemo.rollout.protocol import GenerationRequest
 from tepo_nemo.training.batch import TrainBatch
 
 if TYPE_CHECKING:  # the ranks alone have the stack
@@ -25,6 +26,21 @@ def measure_bytes(
         host, policy = build_policy(config)
         take_step(host, policy, first_mini_batch(policy, batch, old), learning_rate=1e-3)
         found.append(_bytes_of(host))
+    return found
+
+
+def count_numbers(
+    rank: int, world_size: int, configs: Sequence[Config], request: GenerationRequest
+) -> list[tuple[int, int]]:
+    """Of each configuration: parameters of this rank, and bytes of keys and values after the request."""
+    found = []
+    for config in configs:
+        host, policy = build_policy(config)
+        policy.prepare_for_inference()
+        policy.infer(request)
+        cache = host.actor.rollout._cache._params.key_value_memory_dict.values()
+        parameters = sum(each.numel() for each in host.actor.parameters())
+        found.append((parameters, sum(each.nbytes for pair in cache for each in pair)))
     return found
 
 
