@@ -48,6 +48,8 @@ def assumptions(plan: Plan) -> Iterator[str]:
         f"Engine); {memory.RESERVED / GIB:g} GiB are reserved for CUDA, NCCL and fragmentation; rollouts use "
         "the weights of training"
     )
+    if plan.room is None:
+        yield "memory: hardware.device_memory_gib=null, so that nothing is compared with a GPU's"
     if plan.config.rollout.batch_size is None and plan.config.data.evaluation:
         yield "memory: nothing is counted for benchmarks, which rollout.batch_size=null answers as a whole"
     if plan.cost is not None:

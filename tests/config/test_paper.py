@@ -1,14 +1,11 @@
 """The paper's runs: its set-up, its models and its methods."""
 
-import json
 from itertools import product
 
 import pytest
-from support.published_models import PUBLISHED
 
 from tepo_nemo.config.load import load_config
 from tepo_nemo.config.presets import choices, config_folder
-from tepo_nemo.conversion.families import Architecture
 
 MODELS = ["qwen2_5_7b", "qwen2_5_14b", "qwen3_14b", "r1_distill_llama_8b", "mistral_7b_instruct"]
 # Rows of the paper's tables, and what the README says to put on top of an experiment.
@@ -65,15 +62,3 @@ def test_the_readme_names_every_row():
     for method, word in METHODS.items():
         assert method.split("/")[0] in text
         assert word == "algorithm=tepo" or f"`{word}`" in text
-
-
-@pytest.mark.parametrize("model", MODELS)
-def test_a_preset_is_what_the_published_config_becomes_in_a_conversion(model):
-    """Key by key; the conversion reads them from config.json, the preset was written by hand."""
-    published = Architecture.of(json.dumps(PUBLISHED[model]).encode(), "config.json")
-    preset = load_config([f"experiment=paper_{model}"]).model
-    said = {key: value for key, value in preset.model_dump().items() if value is not None}
-    left_out = {"rotary_percentage": 1.0, "qk_layernorm": False, "scale_positional_embedding": False}
-    for key, value in published.nemo.items():
-        assert said.get(key, left_out.get(key)) == value, key
-    assert preset.vocab_size == published.sizes.vocabulary

@@ -111,6 +111,15 @@ def test_what_does_not_fit_is_shown_and_refused(capsys):
     )
 
 
+def test_what_is_not_known_or_not_counted_is_said(capsys):
+    text = planned(
+        capsys, "experiment=paper_qwen2_5_7b", "hardware.device_memory_gib=null", "rollout.batch_size=null"
+    )
+    assert "hardware.device_memory_gib=null, so that nothing is compared" in text
+    assert "benchmarks, which rollout.batch_size=null answers as a whole" in text
+    assert "would fit" not in text and "there beside" not in text
+
+
 def test_a_saved_configuration(capsys, tmp_path):
     config = load_config(["experiment=paper_qwen2_5_7b", "hardware=h100x16"], files=False)
     (tmp_path / "saved.yaml").write_text(dump_config(config))
