@@ -3,6 +3,7 @@
 import ctypes
 import os
 import queue
+import random
 import re
 import signal
 import socket
@@ -192,10 +193,19 @@ def _rendezvous(ranks: int) -> dict[str, str]:
 
 
 def free_port() -> int:
-    """A loopback port that nobody listens on at the moment."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+    """A loopback port that nobody listens on at the moment.
+
+    Between this and its use seconds pass. So it is none that the system gives to outgoing connections (from
+    32768 on), nor one that SLURM jobs take from their number (see `scheduler`).
+    """
+    while True:
+        port = random.SystemRandom().randrange(30000, 32768)
+        with socket.socket() as probe:
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+            return port
 
 
 def _die_with_parent(parent: int) -> Callable[[], None] | None:

@@ -26,7 +26,6 @@ import os
 import pickle
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -36,6 +35,8 @@ from collections.abc import Callable
 from multiprocessing.connection import Connection, Listener, wait
 from pathlib import Path
 from typing import Any, Literal
+
+from tepo_nemo.launch.local import free_port
 
 Stack = Literal["torch", "nemo"]
 
@@ -148,7 +149,7 @@ class _Ranks:
 
     def __init__(self, launcher: _Launcher, size: int, store: bool) -> None:
         self.launcher = launcher
-        shared = {"WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port())}
+        shared = {"WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
         if store:
             shared["STORE"] = str(launcher.folder / uuid.uuid4().hex)
         self.pids = launcher.request(
@@ -228,9 +229,3 @@ def _restore(rank: int, module: str, pickled: bytes | None, trace: str) -> BaseE
         error = RuntimeError(f"rank {rank}: {trace.strip().splitlines()[-1]}")
     error.add_note(f"raised in rank {rank}:\n{trace}")
     return error
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
