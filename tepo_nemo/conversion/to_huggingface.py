@@ -24,7 +24,7 @@ from tepo_nemo.conversion.weights import (
 )
 from tepo_nemo.errors import UserError
 
-FILE_BYTES = 1 << 31
+FILE_BYTES = 1 << 30
 """Weights of a file at most, unless a single one is larger; a file is held in memory while it is made."""
 
 
