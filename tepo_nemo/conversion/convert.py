@@ -13,7 +13,7 @@ from tepo_nemo.conversion.archive import CONFIG, ORIGIN, WEIGHTS, Checkpoint
 from tepo_nemo.conversion.families import Architecture
 from tepo_nemo.conversion.huggingface import CONFIG as HUGGINGFACE_CONFIG
 from tepo_nemo.conversion.huggingface import open_weights, side_files
-from tepo_nemo.conversion.manifest import MANIFEST, check_hashes, hash_files, read_manifest, write_manifest
+from tepo_nemo.conversion.manifest import Hashes, check_hashes, hash_files, read_manifest, write_manifest
 from tepo_nemo.conversion.nemo_config import nemo_config, read_architecture
 from tepo_nemo.conversion.output import check_room, new_checkpoint
 from tepo_nemo.conversion.to_huggingface import check_tensors, write_huggingface
@@ -78,7 +78,7 @@ def convert(
     size = sum(math.prod(shape) * width for shape in huggingface_shapes(architecture).values())
     check_room(output.resolve(), 2 * size if output.suffix == ".nemo" else size)
     with new_checkpoint(output) as folder:
-        of_source = _hash_source(work.files, work.names, watcher)
+        of_source = _hash_source(work, watcher)
         watcher.begin("converting", size)
         work.write(folder, watcher.advance)
         watcher.begin("hashing the result", size)
@@ -99,6 +99,7 @@ class _Work:
     architecture: Architecture
     files: Checkpoint  # of the source
     names: list[str]  # of those files of it that are read
+    covers: tuple[str, ...]  # how the names begin that its manifest may have of them
     write: Callable[[Path, Callable[[int], None]], None]
 
 
@@ -114,6 +115,7 @@ def _to_nemo(source: Path, output: Path, sequence_length: int | None, allow_pick
         architecture,
         Checkpoint(source),
         [file.name for file in (*side_files(source), *weights.files)],
+        ("",),
         lambda folder, wrote: write_nemo(folder, source, weights, architecture, config, wrote),
     )
 
@@ -128,7 +130,8 @@ def _to_huggingface(source: Path, output: Path) -> _Work:
     return _Work(
         architecture,
         checkpoint,
-        [name for name in checkpoint.names() if name != MANIFEST],
+        [CONFIG, *checkpoint.names(WEIGHTS), *checkpoint.names(ORIGIN)],
+        (CONFIG, f"{WEIGHTS}/", f"{ORIGIN}/"),  # a run's checkpoint has an optimizer, too
         lambda folder, wrote: write_huggingface(folder, checkpoint, reader, architecture, wrote),
     )
 
@@ -139,13 +142,11 @@ def _refuse_options(sequence_length: int | None, allow_pickle: bool) -> None:
             raise UserError(f"{option}: says nothing about a NeMo checkpoint (remove it)")
 
 
-def _hash_source(files: Checkpoint, names: list[str], watcher: Watcher) -> dict:
+def _hash_source(work: _Work, watcher: Watcher) -> Hashes:
     """The hashes of what is read, held against the source's own manifest where it has one."""
-    said = read_manifest(files)
-    if said is not None:
-        names = sorted({*names, *(name for name in said if name in files.names())})
+    said = {name: file for name, file in read_manifest(work.files).items() if name.startswith(work.covers)}
+    names = sorted({*work.names, *(said.keys() & set(work.files.names()))})
     watcher.begin("hashing the source", 0)
-    found = hash_files(files, names, watcher.advance)
-    if said is not None:
-        check_hashes(files, said, found)
+    found = hash_files(work.files, names, watcher.advance)
+    check_hashes(work.files, said, found)
     return found

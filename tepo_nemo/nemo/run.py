@@ -42,7 +42,10 @@ def connect_policy(host: Host, config: Config, objective: Objective) -> Megatron
     Where the objective needs a reference policy, it is the weights of this moment: those that the run starts
     from. Weights of a later step are to be loaded after this.
     """
-    vocab_size = config.model.vocab_size or host.actor.tokenizer.vocab_size
+    # An embedding may have rows that are no token of the tokenizer (Qwen2.5: 399 of them): no text is made of
+    # such an id, so none may be drawn, and none counts.
+    tokens = host.actor.tokenizer.vocab_size
+    vocab_size = min(config.model.vocab_size or tokens, tokens)
     rollout = MegatronRollout(
         host.actor,
         stop_token=host.actor.tokenizer.eos_id,

@@ -9,6 +9,7 @@ import pytest
 import torch
 from support.converted import (
     Silent,
+    answer_all,
     change_and_save,
     gradients_of,
     host_of,
@@ -16,7 +17,7 @@ from support.converted import (
     names_of,
 )
 from support.gather import Part, whole
-from support.huggingface_models import VOCABULARY, all_weights, logits_of, make_model
+from support.huggingface_models import VOCABULARY, add_tokenizer, all_weights, logits_of, make_model
 from support.once import once
 from support.synthetic import synthetic_batch
 from support.worlds import Worlds
@@ -28,6 +29,7 @@ from tepo_nemo.conversion.nemo_config import read_architecture
 from tepo_nemo.conversion.to_nemo import KEY_PREFIX
 from tepo_nemo.conversion.weights import WEIGHTS, extra_state_keys, weights_of
 from tepo_nemo.errors import UserError
+from tepo_nemo.rollout.protocol import GenerationRequest
 
 pytestmark = pytest.mark.timeout(300)  # the first test to need a layout waits for it
 
@@ -102,6 +104,27 @@ def test_production_mode_saves_the_bits_that_it_was_given(
     before, after = all_weights(source), all_weights(tmp_path / "back")
     assert before.keys() == after.keys()
     assert all(after[key].dtype == torch.bfloat16 and torch.equal(after[key], before[key]) for key in before)
+
+
+def test_an_id_that_is_no_token_is_never_drawn(worlds: Worlds, train: Path, tmp_path: Path) -> None:
+    """The embedding has 131 rows and the tokenizer 17 tokens; Qwen's embeddings have such rows, too."""
+    source = make_model("qwen2_5", tmp_path / "model")
+    for file in source.glob("*token*"):
+        file.unlink()
+    add_tokenizer(source, tokens=17)
+    convert(source, tmp_path / "nemo", watcher=Silent())
+    request = GenerationRequest(
+        prompt_tokens=[[5, 6]] * 16,
+        prompt_keys=list(range(16)),
+        sample_indices=[0] * 16,
+        seed=1,
+        temperature=1.0,
+        max_response_lengths=[10] * 16,
+    )
+    config = host_of(tmp_path / "nemo", train)
+    (answers,) = worlds(1, stack="nemo").run(answer_all, {"": config}, torch.zeros(1, 2, dtype=int), request)
+    drawn = {token for row in answers[""].responses for token in row}
+    assert max(drawn) < 17 and len(drawn) > 8
 
 
 @pytest.fixture(scope="module")

@@ -69,7 +69,7 @@ def test_is_read(
     answers = worlds(2, stack="nemo").run(answer_with_nemo2, config, tokens, greedy)
     logits = torch.cat([answer.logits for answer in answers], dim=-1)[..., :VOCABULARY]
     torch.testing.assert_close(logits, models["llama"].expected.logits, rtol=0, atol=1e-4)
-    assert answers[0].greedy == models["llama"].expected.greedy
+    assert answers[0].responses == models["llama"].expected.greedy
 
 
 def refusal(worlds: Worlds, function, config, tokens: Tensor, greedy: GenerationRequest) -> str:

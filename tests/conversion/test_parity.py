@@ -55,7 +55,7 @@ def test_logits_and_greedy_text(
     logits = torch.cat(shards, dim=-1)[..., :VOCABULARY]
     torch.testing.assert_close(logits, expected.logits, rtol=0, atol=1e-4)
     for answer in ranks:
-        assert answer.greedy == expected.greedy
+        assert answer.responses == expected.greedy
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -104,7 +104,7 @@ def test_the_manifest_has_every_file_with_its_hash(models: dict) -> None:
         assert said
         for name, found in said.items():
             content = (where / name).read_bytes()
-            assert found == {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+            assert found == [len(content), hashlib.sha256(content).hexdigest()]
 
 
 def test_of_a_run_the_last_checkpoint_is_converted(

@@ -16,7 +16,7 @@ from tepo_nemo.config.schema import Config
 from tepo_nemo.rollout.protocol import GenerationRequest
 from tepo_nemo.training.batch import TrainBatch
 
-_FROM_THE_CHECKPOINT = (
+FROM_THE_CHECKPOINT = (
     "tokenizer", "make_vocab_size_divisible_by", "encoder_seq_length", "num_layers", "hidden_size",
     "ffn_hidden_size", "num_attention_heads", "num_query_groups", "normalization", "activation", "bias",
     "position_embedding_type", "share_embeddings_and_output_weights",
@@ -35,7 +35,7 @@ def host_of(checkpoint: Path, train: Path, *overrides: str, tensor: int = 1, pip
     """A configuration that leaves the whole architecture to the checkpoint."""
     return load_config(
         [
-            *(f"model.{key}=null" for key in _FROM_THE_CHECKPOINT),
+            *(f"model.{key}=null" for key in FROM_THE_CHECKPOINT),
             "model.name=converted",
             f"model.vocab_size={VOCABULARY}",
             f"model.restore_from_path={checkpoint}",
@@ -55,19 +55,19 @@ class Answer:
     """One rank's."""
 
     logits: Tensor | None  # [rows, length, V_local], on the last stage
-    greedy: list[list[int]]
+    responses: list[list[int]]
 
 
 def answer_all(
     rank: int, world_size: int, configs: Mapping[str, Config], tokens: Tensor, request: GenerationRequest
 ) -> dict[str, Answer]:
-    """Logits of `tokens` [rows, length] and the greedy responses, of every checkpoint."""
+    """Logits of `tokens` [rows, length] and responses to the request, of every checkpoint."""
     answers = {}
     for name, config in configs.items():
         host, policy = build_policy(config)
         policy.prepare_for_inference()
-        greedy = policy.infer(request)
-        responses = [row[:n].tolist() for row, n in zip(greedy.tokens, greedy.lengths, strict=True)]
+        generation = policy.infer(request)
+        responses = [row[:n].tolist() for row, n in zip(generation.tokens, generation.lengths, strict=True)]
         answers[name] = Answer(_logits(host.actor, tokens), responses)
         policy.finish_inference()
     return answers

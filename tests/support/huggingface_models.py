@@ -71,11 +71,13 @@ def make_model(name: str, folder: Path, dtype: torch.dtype = torch.float32, **ch
     return folder
 
 
-def add_tokenizer(folder: Path) -> None:
+def add_tokenizer(folder: Path, tokens: int = VOCABULARY) -> None:
     """Put the tokenizer of a model of characters beside its weights."""
-    from tepo_nemo.data.char_tokenizer import make_char_tokenizer
+    from tepo_nemo.data.char_tokenizer import SPECIAL_TOKENS, make_char_tokenizer
 
-    made = make_char_tokenizer(folder / "tokenizer", CHARACTERS)
+    missing = tokens - len(SPECIAL_TOKENS) - len(CHARACTERS)
+    characters = CHARACTERS + "".join(chr(ord("\u4e00") + number) for number in range(missing))
+    made = make_char_tokenizer(folder / "tokenizer", characters)
     for file in made.iterdir():
         shutil.move(file, folder / file.name)
     made.rmdir()
