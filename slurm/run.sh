@@ -44,7 +44,7 @@ tepo_step() {
     local code=0
     srun "${options[@]}" bash "$TEPO_CODE/slurm/rank.sh" "$@" || code=$?
     case $code in
-        4) return 143 ;;
+        1) return 143 ;;
         101 | 102) return "$((code - 100))" ;;
         *) return "$code" ;;
     esac

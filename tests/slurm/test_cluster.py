@@ -1,27 +1,40 @@
-"""Jobs on a real SLURM of one node: signals, requeues, chains and failures, with a trainer without a model.
+"""Jobs on a real SLURM of one node: signals, requeues, chains and failures.
 
-All jobs are submitted at once, since they mostly wait; each test looks at its own.
+Most have a trainer without a model, and three train the toy. All jobs are submitted at once, since they wait
+for most of their time; each test looks at its own.
 """
 
 import json
+import os
 import shutil
+import signal
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from support.cluster import Cluster, missing
-from support.toy_files import make_toy_files
 
+from tepo_nemo import cli
 from tepo_nemo.config.load import load_config
 from tepo_nemo.launch.slurm import Job, plan_job, submit
+from tepo_nemo.runs.metrics import read_metrics
 
-pytestmark = pytest.mark.skipif(bool(missing()), reason=missing() or "SLURM is here")
+pytestmark = [
+    pytest.mark.skipif(bool(missing()), reason=missing() or "SLURM is here"),
+    pytest.mark.timeout(300),  # the first test waits until the toy has started on a busy machine
+]
 
 REPOSITORY = Path(__file__).parents[2]
 STEPS = 40  # of the stand-in
+TOY = [
+    "experiment=toy_cpu", "model.restore_from_path=null", "model.num_layers=1", "model.hidden_size=32",
+    "model.ffn_hidden_size=64", "rollout.prompts_per_step=8", "rollout.responses_per_prompt=4",
+    "trainer.updates_per_rollout=2", "trainer.max_steps=10", "data.evaluation=[]",
+    "data.reward=[{name:short,options:{characters:8}}]",  # random weights get no sum right
+]  # fmt: skip
 
 
 class Site:
@@ -30,8 +43,8 @@ class Site:
     def __init__(self, cluster: Cluster, folder: Path, patch: pytest.MonkeyPatch) -> None:
         self.cluster, self.folder, self._patch = cluster, folder, patch
 
-    def job(self, name: str, jobs: int = 1, seeds: str | None = None) -> Job:
-        overrides = ["experiment=toy_cpu", f"output=runs/{name}", "seed=7"]
+    def job(self, name: str, *more: str, jobs: int = 1, seeds: str | None = None) -> Job:
+        overrides = [*TOY, f"output=runs/{name}", "seed=7", *more]
         return plan_job(load_config(overrides), overrides, time=None, jobs=jobs, seeds=seeds)
 
     def submit(self, job: Job, behaviour: str = "trains", **environment: str) -> list[str]:
@@ -54,8 +67,16 @@ class Site:
     def when_training(self, name: str, step: int = 5) -> None:
         """Wait until both ranks have made some steps."""
         files = [self.folder / f"runs/{name}/rank_{rank}.progress" for rank in (0, 1)]
-        deadline = time.monotonic() + 30
-        while not all(file.exists() and int(file.read_text() or 0) >= step for file in files):
+        self._until(name, lambda: all(file.exists() and int(file.read_text() or 0) >= step for file in files))
+
+    def when_training_the_toy(self, name: str, steps: int = 2) -> None:
+        """Wait until it has made some steps."""
+        metrics = self.folder / f"runs/{name}/metrics.jsonl"
+        self._until(name, lambda: metrics.exists() and metrics.read_text().count("\n") >= steps)
+
+    def _until(self, name: str, reached: Callable[[], bool]) -> None:
+        deadline = time.monotonic() + 90
+        while not reached():
             assert time.monotonic() < deadline, self.log(name)
             time.sleep(0.05)
 
@@ -63,7 +84,7 @@ class Site:
 @pytest.fixture(scope="module")
 def site(tmp_path_factory) -> Iterator[Site]:
     folder = tmp_path_factory.mktemp("site")
-    make_toy_files(folder)
+    assert cli.main(["prepare-data", "toy", "--output", str(folder / "toy")]) == 0
     # The code as the jobs see it, but with another trainer.
     code = folder / "code"
     (code / "examples").mkdir(parents=True)
@@ -85,13 +106,16 @@ def site(tmp_path_factory) -> Iterator[Site]:
 @pytest.fixture(scope="module")
 def jobs(site) -> dict[str, list[str]]:
     """The ids of the jobs of this module, by the name of their run; what happens to them has been done."""
+    real = {"TEPO_CODE": str(REPOSITORY)}
+    started = {name: site.submit(site.job(name), **real) for name in ("toy_whole", "toy_signalled")}
+    started["toy_dead"] = site.submit(site.job("toy_dead", "trainer.max_steps=1000"), **real)
     limited, mistaken = site.job("limited"), site.job("mistaken")
     # A minute, and the signal 55 s before its end; SLURM looks twice a minute.
     limited = replace(limited, lines=((*limited.lines[0], "--time=1", "--signal=USR1@55"),))
     mistaken = replace(mistaken, script=mistaken.script.replace("seed=7", "seeed=7"))
-    started = {
+    started |= {
         "limited": site.submit(limited, "waits"),
-        "mistaken": site.submit(mistaken, TEPO_CODE=str(REPOSITORY)),
+        "mistaken": site.submit(mistaken, **real),
         "whole": site.submit(site.job("whole")),
         "dead": site.submit(site.job("dead"), "dies"),
         "bounded": site.submit(site.job("bounded"), "endless", TEPO_MAX_REQUEUES="1"),
@@ -110,7 +134,25 @@ def jobs(site) -> dict[str, list[str]]:
     }.items():
         site.when_training(name)
         site.cluster.run(*command, started[name][0])
+    site.when_training_the_toy("toy_signalled")
+    site.cluster.run("scancel", "--signal=USR1", *started["toy_signalled"])
+    site.when_training_the_toy("toy_dead")
+    os.kill(pid_of(started["toy_dead"][0], rank=1), signal.SIGKILL)
     return started
+
+
+def pid_of(job: str, rank: int) -> int:
+    """The Python of a rank that runs on this machine."""
+    wanted = {f"SLURM_JOB_ID={job}", f"SLURM_PROCID={rank}"}
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            command = (process / "cmdline").read_text().split("\0")
+            variables = set((process / "environ").read_text(errors="replace").split("\0"))
+        except OSError:
+            continue  # it has ended
+        if command[0] == sys.executable and command[1].endswith("train_tepo.py") and wanted <= variables:
+            return int(process.name)
+    raise AssertionError(f"job {job} has no rank {rank}")
 
 
 def value_after(steps: int, seed: int = 7) -> int:
@@ -189,6 +231,29 @@ def test_an_array_trains_a_run_a_seed(site, jobs):
     for seed in (3, 5):
         site.cluster.wait(f"{number}_{seed}")
         assert site.states(f"seeds/seed_{seed}")[0]["value"] == value_after(STEPS, seed)
+
+
+def test_the_toy_is_stopped_requeued_and_ends_as_if_nothing_had_been(site, jobs):
+    for name, restarts in (("toy_whole", "0"), ("toy_signalled", "1")):
+        ended = site.cluster.wait(jobs[name][0])
+        assert (ended["JobState"], ended["Restarts"]) == ("COMPLETED", restarts), site.log(name)
+    whole, signalled = (
+        read_metrics(site.folder / f"runs/{name}/metrics.jsonl") for name in ("toy_whole", "toy_signalled")
+    )
+    assert len(whole) == 10 and all(row["update/skipped"] == 0 for row in whole)
+    assert [untimed(row) for row in whole] == [untimed(row) for row in signalled]
+
+
+def untimed(row: dict) -> dict:
+    return {key: value for key, value in row.items() if not key.startswith("time/")}
+
+
+def test_a_dead_rank_of_the_toy_ends_its_job(site, jobs):
+    """The other rank waits for it in a collective."""
+    ended = site.cluster.wait(jobs["toy_dead"][0])
+    assert (ended["JobState"], ended["Restarts"]) == ("FAILED", "0"), site.log("toy_dead")
+    assert ended["ExitCode"] == "137:0"
+    assert len(read_metrics(site.folder / "runs/toy_dead/metrics.jsonl")) < 1000
 
 
 def test_mpi_and_torch_number_the_ranks_alike(site):

@@ -176,7 +176,7 @@ def test_the_ranks_meet_on_the_first_node(stand_ins):
         (102, 0, "requeue", 20, 2, False),
         (102, 0, "next", 20, 2, False),
         (101, 0, "next", 20, 1, False),
-        (4, 0, "requeue", 20, 143, False),  # all ended by SIGTERM, before they could save
+        (1, 0, "requeue", 20, 143, False),  # all ended by SIGTERM, before they could save
         (137, 0, "requeue", 20, 137, False),  # out of memory
         (139, 0, "requeue", 20, 139, False),
     ],
@@ -282,7 +282,7 @@ def test_without_steps_there_is_nothing_to_go_on_from(stand_ins):
         ("exit 3", 3),
         ("exit 1", 101),
         ("exit 2", 102),
-        ("kill -TERM $$", 4),  # what --kill-on-bad-exit does to the others
+        ("kill -TERM $$", 1),  # what --kill-on-bad-exit does to the others
         ("kill -KILL $$", 137),
         ("kill -SEGV $$", 139),
     ],

@@ -1,0 +1,53 @@
+"""The verdicts on the first steps on new hardware."""
+
+import math
+
+import pytest
+
+from tepo_nemo.launch.smoke import judge_checkpoint, judge_steps
+from tepo_nemo.runs.checkpoints import Position
+
+GOOD = {"loss": 0.1, "grad_norm": 0.5, "update/skipped": 0, "rollout/logprob_gap_mean": 0.004}
+ROWS = [GOOD | {"step": 1}, GOOD | {"step": 2}]
+
+
+def bad(rows) -> list[str]:
+    return [verdict.name for verdict in judge_steps(rows, 2) if not verdict.good]
+
+
+def test_two_good_steps():
+    assert bad(ROWS) == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"rollout/logprob_gap_mean": 0.5}, ["log-probs"]),  # a lost bias, another rotary base
+        ({"rollout/logprob_gap_mean": math.nan}, ["log-probs"]),
+        ({"loss": math.nan}, ["updates"]),
+        ({"grad_norm": math.inf}, ["updates"]),
+        ({"update/skipped": 1}, ["updates"]),
+        ({"step": 0}, ["steps"]),
+    ],
+)
+def test_what_is_wrong_in_the_first_step(changes, expected):
+    assert bad([ROWS[0] | changes, ROWS[1]]) == expected
+
+
+def test_no_step_at_all():
+    assert bad([]) == ["steps", "log-probs", "updates"]
+
+
+def test_a_step_that_is_missing_and_one_too_many():
+    assert bad(ROWS[:1]) == bad([*ROWS, GOOD | {"step": 3}]) == ["steps"]
+
+
+def test_gradients_that_are_all_zero():
+    assert bad([row | {"grad_norm": 0.0} for row in ROWS]) == ["updates"]
+
+
+def test_the_checkpoint():
+    assert judge_checkpoint({Position(2): None, Position(1): None}, 2).good
+    found = judge_checkpoint({Position(1): None}, 2)
+    assert not found.good
+    assert str(found) == "PROBLEM checkpoint      complete: step_000001"
