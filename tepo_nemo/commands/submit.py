@@ -8,6 +8,7 @@ from tepo_nemo.launch.outcome import ExitCode
 _JOBS = """jobs:
   hardware.nodes and hardware.devices_per_node are the nodes and the ranks of each. The script is
   slurm/tepo.sbatch, or slurm/tepo_cpu.sbatch for hardware=cpu; slurm/env.sh holds the settings of your site.
+  --time is by default that of the script or, with trainer.max_time, what leaves room to save after it.
   A job that is stopped with its state saved goes back into the queue; with --jobs N the next of N goes on.
 """
 
@@ -23,9 +24,7 @@ def add(commands: Subparsers) -> None:
         details=OVERRIDES + _JOBS,
     )  # fmt: skip
     submit.add_argument("--dry-run", action="store_true", help="print the script and the sbatch line alone")
-    submit.add_argument(
-        "--time", metavar="TIME", help="limit of one job, D-HH:MM:SS (default: of the script)"
-    )
+    submit.add_argument("--time", metavar="TIME", help="limit of one job, D-HH:MM:SS (see below)")
     submit.add_argument(
         "--jobs", type=count, default=1, metavar="N", help="a chain of N jobs, one after the other"
     )

@@ -34,7 +34,8 @@ def plan_job(
 
     Args:
         config: made of `overrides`, which the ranks get.
-        time: limit of one job, as SLURM writes it; None for that of the template.
+        time: limit of one job, as SLURM writes it; None for that of the template or, with trainer.max_time,
+            for what leaves room to save after it.
         jobs: length of the chain; one job puts itself back into the queue instead.
         seeds: an array, as SLURM writes it; each seed trains in its own folder of `output`.
 
@@ -45,8 +46,11 @@ def plan_job(
     template = (_folder() / _template_of(config)).read_text(encoding="utf-8")
     if seeds is not None and not re.fullmatch(r"\d+(-\d+(:\d+)?)?(,\d+(-\d+(:\d+)?)?)*(%\d+)?", seeds):
         raise UserError(f"--array {seeds}: is no list of seeds (write them as 1,2,3 or 1-8%4)")
+    lead_s = int(_directives(template)["signal"].rpartition("@")[2])
     if time is not None:
-        _check_time(time, lead_s=int(_directives(template)["signal"].rpartition("@")[2]))
+        _check_time(time, lead_s)
+    elif config.trainer.max_seconds is not None:
+        time = _to_slurm(config.trainer.max_seconds + 2 * lead_s)  # so that the signal comes after it
     log = config.output.with_name(f"{config.output.name}-{'%j' if seeds is None else '%A_%a'}.log")
     directives = _directives_of(config, log) | _given(time=time, array=seeds)
     return Job(_fill_in(template, directives, overrides), log, tuple(_lines(jobs, seeds is not None)))
@@ -152,6 +156,11 @@ def _check_time(time: str, lead_s: int) -> None:
             f"--time {time}: {seconds} s are too short, since the run is asked to save {lead_s} s before its "
             f"end (give more than {2 * lead_s} s)"
         )
+
+
+def _to_slurm(seconds: float) -> str:
+    hours, rest = divmod(int(seconds), 3600)
+    return f"{hours:02d}:{rest // 60:02d}:{rest % 60:02d}"
 
 
 def _sbatch(line: Sequence[str], script: str) -> str:

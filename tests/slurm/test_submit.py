@@ -146,6 +146,17 @@ def test_times_as_slurm_writes_them(capsys, time):
     assert directives(script(capsys, *TOY, "--time", time))["time"] == time
 
 
+@pytest.mark.parametrize(
+    ("config", "said"),
+    [
+        (TOY, "00:12:00"),  # 10 minutes, and twice the minute before the end in which SLURM asks
+        (GPU, "00:40:00"),  # twice 15 minutes
+    ],
+)
+def test_a_run_with_a_time_limit_of_its_own_gets_room_to_save(capsys, config, said):
+    assert directives(script(capsys, *config, "trainer.max_time='0:10:00'"))["time"] == said
+
+
 def test_sbatch_refuses(capsys, stand_ins):
     (stand_ins.folder / "sbatch").write_text(
         "#!/bin/sh\necho 'sbatch: error: invalid partition' >&2; exit 1\n"
