@@ -6,16 +6,16 @@ from contextlib import contextmanager
 import torch.distributed as dist
 
 
-class RankFailed(Exception):
+class RankError(Exception):
     """Something has failed on a rank; the text is the first failure. Raised on all ranks."""
 
 
 def agree(error: Exception | None) -> None:
-    """Called by all ranks. Raises RankFailed on all of them where one has an error."""
+    """Called by all ranks. Raises RankError on all of them where one has an error."""
     texts = gather_objects(None if error is None else describe(error))
     for rank, text in enumerate(texts):
         if text is not None:
-            raise RankFailed(text if len(texts) == 1 else f"{text} (rank {rank})") from error
+            raise RankError(text if len(texts) == 1 else f"{text} (rank {rank})") from error
 
 
 @contextmanager
@@ -37,7 +37,16 @@ def gather_objects(value: object) -> Sequence:
 
 
 def describe(error: Exception) -> str:
-    """One line; the system's own words where it is a failure of a file."""
-    if isinstance(error, OSError) and error.strerror:
-        return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
+    """One line; the system's own words where a file is at the bottom of it."""
+    for cause in _causes(error):
+        if isinstance(cause, OSError) and cause.strerror:
+            return f"{cause.filename}: {cause.strerror}" if cause.filename else cause.strerror
     return " ".join(str(error).split()) or type(error).__name__
+
+
+def _causes(error: BaseException) -> Iterator[BaseException]:
+    """The error, and those during whose handling it was raised: PyTorch's hide that the disk is full."""
+    following: BaseException | None = error
+    while following is not None:
+        yield following
+        following = following.__cause__ or following.__context__

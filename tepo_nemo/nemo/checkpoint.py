@@ -21,7 +21,7 @@ def save_nemo(actor: MegatronGPTTEPOActorModel, path: Path) -> None:
     All of it happens in a folder beside the file, and the finished file is renamed into place: an interrupted
     save leaves nothing that looks like a checkpoint, and nothing that a later save would trip over.
 
-    Raises RankFailed on all ranks where a rank cannot write.
+    Raises RankError on all ranks where a rank cannot write.
     """
     partial = path.with_name(f".{path.name}.partial")
     is_main = dist.get_rank() == 0

@@ -152,7 +152,7 @@ def train(config: Config, console: TextIO, stop: StopFlag) -> None:
     Raises:
         UserError: a mistake that only the tokenizer, the data or the checkpoint can show.
         Stopped: a rank was asked to stop; the state is saved.
-        SaveFailed: the last checkpoint could not be written.
+        SaveError: the last checkpoint could not be written.
     """
     started = time.monotonic()
     objective = registry.build(config.algorithm.name, config.algorithm.options)

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from megatron.core import parallel_state
 from safetensors.torch import save
 
-from tepo_nemo.nemo.agreement import RankFailed, agree, agreed, gather_objects
+from tepo_nemo.nemo.agreement import RankError, agree, agreed, gather_objects
 from tepo_nemo.nemo.build import Host
 from tepo_nemo.nemo.checkpoint import WEIGHTS, pack_nemo, write_model_files
 from tepo_nemo.nemo.optimizer_state import optimizer_tensors, updates_of
@@ -37,7 +37,7 @@ PROGRESS = "progress"  # .json and .safetensors
 _OWN = frozenset({OPTIMIZER, RANKS, STATE, MANIFEST, f"{PROGRESS}.json", f"{PROGRESS}.safetensors"})
 
 
-class SaveFailed(Exception):
+class SaveError(Exception):
     """A checkpoint could not be written; the text says why. Raised on all ranks."""
 
 
@@ -118,13 +118,13 @@ class CheckpointSaver:
         *,
         required: bool,
     ) -> bool:
-        """See `Saver`. Raises SaveFailed where the checkpoint is required."""
+        """See `Saver`. Raises SaveError where the checkpoint is required."""
         self._settle(required=False)
         position = Position(state["step"], 0 if progress is None else progress.numbers["done"])
         score = self._score(metrics) if progress is None else None
         try:
             self._begin(position, state, progress, score)
-        except RankFailed as failure:
+        except RankError as failure:
             return self._failure(position, failure, required)
         return self._settle(required=required) if required or not self._background else True
 
@@ -136,17 +136,17 @@ class CheckpointSaver:
             self._settle(required=False)
 
     def close(self) -> None:
-        """Wait for what is still being written. Raises SaveFailed where it could not be."""
+        """Wait for what is still being written. Raises SaveError where it could not be."""
         self._settle(required=True)
 
     def export(self, step: int, path: Path) -> None:
-        """The weights of a checkpoint as a `.nemo` file. Raises SaveFailed where it cannot be written."""
+        """The weights of a checkpoint as a `.nemo` file. Raises SaveError where it cannot be written."""
         try:
             with agreed():
                 if self._is_main:
                     pack_nemo(self._folder.of(Position(step)), path, without=_OWN)
-        except RankFailed as failure:
-            raise SaveFailed(f"{path} could not be written: {failure}") from failure
+        except RankError as failure:
+            raise SaveError(f"{path} could not be written: {failure}") from failure
 
     # ----------------------------------------------------------------- a checkpoint
 
@@ -174,7 +174,7 @@ class CheckpointSaver:
                     raise RuntimeError(
                         f"{partial.parent}: {needed / 2**30:.2f} GiB are needed, {free / 2**30:.2f} are free"
                     )
-        except RankFailed:
+        except RankError:
             self._drop(partial)
             raise
         own = random_state() | ({} if progress is None else progress.own)
@@ -212,7 +212,7 @@ class CheckpointSaver:
         pending, self._pending = self._pending, None
         try:
             self._finish(pending)
-        except RankFailed as failure:
+        except RankError as failure:
             self._drop(pending.partial)
             return self._failure(pending.position, failure, required)
         return True
@@ -250,11 +250,11 @@ class CheckpointSaver:
             pending.position, keep_last=self._retention.keep_last, keep_best=self._retention.keep_best
         )
 
-    def _failure(self, position: Position, failure: RankFailed, required: bool) -> bool:
+    def _failure(self, position: Position, failure: RankError, required: bool) -> bool:
         self.failed += 1
         line = f"checkpoint {position.name} could not be written: {failure}"
         if required:
-            raise SaveFailed(line) from failure
+            raise SaveError(line) from failure
         if self._is_main:
             self._report(line)
         return False

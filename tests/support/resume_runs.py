@@ -1,11 +1,16 @@
 """Small whole runs on the real host that are stopped and gone on with. Run in all ranks of a layout."""
 
+import gc
 import io
 import json
 import traceback
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Literal, NamedTuple
+from unittest.mock import patch
 
 from support.gather import Part, own_weights
 from support.toy import CHARACTERS, ToyFolder
@@ -91,30 +96,57 @@ class Ended:
     """How a rank's run has ended."""
 
     stopped: bool
-    console: str
+    console: str  # of the main rank
     weights: Part
 
 
-def run_here(rank: int, world_size: int, config: Config, stop_at: StopAt | None = None) -> Ended:
-    """Start or go on with a run, as `launch.rank` does."""
-    import gc
+@dataclass(frozen=True)
+class Fault:
+    """What goes wrong with saving in a process."""
 
-    gc.freeze()
+    failing_rank: int | None = None  # whose files cannot be written
+    unaware: bool = False  # that there is little room is seen when it is too late
+
+    @contextmanager
+    def injected(self, rank: int) -> Iterator[None]:
+        from tepo_nemo.nemo import saver
+
+        def fail(save: saver.ShardedSave) -> None:
+            raise OSError(5, "Input/output error")
+
+        with ExitStack() as patches:
+            if rank == self.failing_rank:
+                patches.enter_context(patch.object(saver.ShardedSave, "write", fail))
+            if self.unaware:
+                room = SimpleNamespace(free=1 << 60)
+                patches.enter_context(patch.object(saver.shutil, "disk_usage", lambda path: room))
+            yield
+
+
+def run_here(
+    rank: int, world_size: int, config: Config, stop_at: StopAt | None = None, fault: Fault | None = None
+) -> Ended:
+    """Start or go on with a run; it may be stopped at one place."""
+    with nullcontext() if fault is None else fault.injected(rank):
+        return train_here(rank, config, PlannedStop(stop_at))
+
+
+def train_here(rank: int, config: Config, stop: StopFlag) -> Ended:
+    """What `launch` does in each rank, and in the parent."""
+    gc.freeze()  # a rank starts with the launcher's million objects
     from tepo_nemo.nemo import run
 
     if rank == 0:
         directory = RunDirectory(config.output)
         (RunDirectory.reopen if directory.exists else RunDirectory.create)(config.output, dump_config(config))
-    console, stop, hosts = io.StringIO(), PlannedStop(stop_at), []
-    build = run.build_host
-    run.build_host = lambda config: hosts.append(build(config)) or hosts[-1]
-    try:
-        run.train(config, console, stop)
-    except Stopped:
-        return Ended(True, console.getvalue(), own_weights(hosts[0]))
-    finally:
-        run.build_host = build
-    return Ended(False, console.getvalue(), own_weights(hosts[0]))
+    console, hosts, build = io.StringIO(), [], run.build_host
+    with patch.object(run, "build_host", lambda config: hosts.append(build(config)) or hosts[-1]):
+        try:
+            run.train(config, console, stop)
+            stopped = False
+        except Stopped:
+            stopped = True
+    return Ended(stopped, console.getvalue(), own_weights(hosts[0]))
 
 
 def told(output: Path) -> list[str]:

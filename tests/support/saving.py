@@ -23,7 +23,7 @@ def update_and_save(
     request: GenerationRequest,
 ) -> tuple[Part, Generation]:
     """Move the weights, fail to save them, then save them; the weights and what they generate."""
-    from tepo_nemo.nemo.agreement import RankFailed
+    from tepo_nemo.nemo.agreement import RankError
     from tepo_nemo.nemo.sharded import ShardedSave
 
     host, policy = build_policy(config)
@@ -43,7 +43,7 @@ def update_and_save(
     with patch.object(ShardedSave, "write", half_way):
         try:
             policy.save(path)
-        except RankFailed as failure:
+        except RankError as failure:
             assert "No space left on device" in str(failure)
             left = list(path.parent.iterdir())
             assert rank > 0 or not left, f"nothing of it may be left, a full disk least of all: {left}"
