@@ -99,11 +99,11 @@ class OptimizerConfig(Section):
 _TIME_LIMIT = re.compile(r"(?:(\d+)-)?(\d+):([0-5]\d):([0-5]\d)")
 
 
-def _time_limit(value: str) -> str:
-    if not _TIME_LIMIT.fullmatch(value) or not any(map(int, _TIME_LIMIT.fullmatch(value).groups("0"))):
+def _time_limit(value: object) -> object:
+    match = _TIME_LIMIT.fullmatch(value) if isinstance(value, str) else None
+    if value is not None and (match is None or not any(map(int, match.groups("0")))):
         raise ValueError(
-            "must be a time as SLURM writes it (HH:MM:SS or D-HH:MM:SS, in quotes: "
-            "trainer.max_time='\"3:50:00\"')"
+            "must be a time as SLURM writes it (HH:MM:SS or D-HH:MM:SS, in a YAML file in quotes)"
         )
     return value
 
@@ -135,7 +135,7 @@ class TrainerConfig(Section):
     """Further ones that are kept: those of the best evaluations or, without eval_interval, mean rewards."""
     async_save: bool = False
     """Write a checkpoint while training goes on, from a copy of the state in host memory."""
-    max_time: Annotated[str, AfterValidator(_time_limit)] | None = None
+    max_time: Annotated[str | None, BeforeValidator(_time_limit)] = None
     """Stop with the state saved after HH:MM:SS or D-HH:MM:SS, counted from the start of the processes."""
     log_samples: CountOrZero = 16
     """Responses written to samples/ a step."""

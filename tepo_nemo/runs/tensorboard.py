@@ -18,13 +18,12 @@ class TensorBoard:
     """
 
     def __init__(self, folder: Path, after: int = 0):
-        resumed = folder.is_dir() and any(folder.iterdir())
-        if resumed:
-            events = EventFileWriter(str(folder), filename_suffix=".resumed")
-            events.add_event(
-                Event(step=after + 1, wall_time=time.time(), session_log=SessionLog(status=SessionLog.START))
-            )
-            events.close()
+        # The second and later ones of these are taken for restarts, so that the first process writes one too.
+        session = EventFileWriter(str(folder), filename_suffix=".session")
+        session.add_event(
+            Event(step=after + 1, wall_time=time.time(), session_log=SessionLog(status=SessionLog.START))
+        )
+        session.close()
         self._writer = Writer(str(folder))
 
     def add(self, step: int, metrics: Mapping[str, float | int]) -> None:

@@ -124,7 +124,7 @@ BREAKS = {
     "trainer.keep_last": "0",
     "trainer.keep_best": "-1",
     "trainer.async_save": "1",
-    "trainer.max_time": "90",
+    "trainer.max_time": "60",
     "trainer.log_samples": "-1",
     "trainer.optimizer.name": "adam",
     "trainer.optimizer.learning_rate": "0",

@@ -120,6 +120,24 @@ MISTAKES = [
     ),
     ("trainer.micro_batch_tokens=0", "trainer.micro_batch_tokens=0: must be at least 1"),
     ("trainer.updates_per_rollout=0", "trainer.updates_per_rollout=0: must be at least 1"),
+    *(
+        (
+            f"trainer.max_time={value}",
+            f"trainer.max_time={value}: must be a time as SLURM writes it (HH:MM:SS or D-HH:MM:SS, in a YAML "
+            "file in quotes)",
+        )
+        for value in ("90", "1:75:00", "00:00:00", "2-5", "soon")
+    ),
+    ("trainer.keep_last=0", "trainer.keep_last=0: must be at least 1"),
+    (
+        "trainer.keep_best=1",
+        "trainer.keep_best=1: has no effect with trainer.save_interval=0 (set that too)",
+    ),
+    (
+        "trainer.keep_best=1 trainer.save_interval=5 data.eval_interval=2",
+        "trainer.save_interval=5: must be a multiple of data.eval_interval=2 with trainer.keep_best, which "
+        "compares evaluations",
+    ),
     ("trainer.save_interval=-1", "trainer.save_interval=-1: must be at least 0"),
     ("hardware.devices_per_node=0", "hardware.devices_per_node=0: must be at least 1"),
     ("rollout.batch_size=0", "rollout.batch_size=0: must be at least 1"),

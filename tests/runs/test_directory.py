@@ -62,3 +62,54 @@ def test_two_runs_never_share_a_folder(tmp_path):
     with pytest.raises(UserError, match="not empty"):
         RunDirectory.create(tmp_path / "run", "seed: 2\n")
     assert (tmp_path / "run" / "config.yaml").read_text() == "seed: 1\n"
+
+
+def test_a_run_exists_from_its_configuration_on(tmp_path):
+    run = RunDirectory(tmp_path / "run")
+    assert not run.exists
+    RunDirectory.create(run.path, "seed: 1\n")
+    assert run.exists
+
+
+def test_a_run_that_goes_on_has_the_configuration_of_now_and_all_else(tmp_path):
+    run = RunDirectory.create(tmp_path / "run", "seed: 1\n")
+    run.metrics.write_text("{}")
+    run.plots.rmdir()
+    RunDirectory.reopen(run.path, "seed: 1\nlayout: 2\n")
+    assert run.config.read_text() == "seed: 1\nlayout: 2\n"
+    assert run.metrics.read_text() == "{}" and run.plots.is_dir()
+
+
+@pytest.mark.parametrize(
+    ("left", "taken"),
+    [
+        (["samples/", "logs/"], True),
+        ([".config.yaml.7.partial"], True),
+        (["mine/"], False),
+        (["logs/x"], False),
+    ],
+)
+def test_what_a_killed_process_left_of_a_new_run_is_no_obstacle(tmp_path, left, taken):
+    for name in left:
+        path = tmp_path / "run" / name
+        path.mkdir(parents=True) if name.endswith("/") else path.parent.mkdir(parents=True, exist_ok=True)
+        if not name.endswith("/"):
+            path.touch()
+    if taken:
+        assert RunDirectory.create(tmp_path / "run", "seed: 1\n").exists
+    else:
+        with pytest.raises(UserError, match="not empty"):
+            RunDirectory.create(tmp_path / "run", "seed: 1\n")
+
+
+def test_samples_of_later_steps_are_dropped(tmp_path):
+    run = RunDirectory.create(tmp_path / "run", "")
+    for step in (1, 2, 3, 1000000):
+        run.samples(step).touch()
+    (run.samples_folder / "step_mine.jsonl").touch()
+    run.drop_samples(2)
+    assert sorted(os.listdir(run.samples_folder)) == [
+        "step_000001.jsonl",
+        "step_000002.jsonl",
+        "step_mine.jsonl",
+    ]

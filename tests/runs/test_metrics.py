@@ -123,3 +123,19 @@ def test_a_broken_line_is_named(tmp_path, line, reason):
         with pytest.raises(UserError, match=reason) as error:
             read(path)
         assert str(error.value).startswith(f"{path}:2: ")
+
+
+@pytest.mark.parametrize("step", [0, 3, 5, 9])
+def test_a_run_that_goes_on_drops_what_came_after(tmp_path, step):
+    path = tmp_path / "m"
+    write_steps(path, range(1, 6), reward=0.1 + 0.2)
+    rows = MetricsWriter(path).keep_until(step)
+    assert [row["step"] for row in rows] == list(range(1, min(step, 5) + 1))
+    assert read_metrics(path) == rows
+    write_steps(path, [step + 1], reward=0.9)
+    assert steps_and_rewards(path)[-1] == (step + 1, 0.9)
+
+
+def test_a_run_without_metrics_has_none_to_keep(tmp_path):
+    assert MetricsWriter(tmp_path / "m").keep_until(7) == []
+    assert not (tmp_path / "m").exists()

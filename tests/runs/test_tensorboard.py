@@ -1,7 +1,8 @@
 import math
+import time
 
 import numpy as np
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tensorboard.backend.event_processing.plugin_event_accumulator import EventAccumulator  # of its server
 from tensorboard.util.tensor_util import make_ndarray
 
 from tepo_nemo.runs.tensorboard import TensorBoard
@@ -45,3 +46,16 @@ def test_a_value_that_is_not_finite_does_no_harm(tmp_path):
         and scalars["grad_norm"] == [(1, math.inf)]
         and scalars["lr"] == [(1, 0.5)]
     )
+
+
+def test_a_run_that_goes_on_shows_each_step_once(tmp_path):
+    """It had come to step 4, and goes on after its checkpoint of step 2."""
+    board = TensorBoard(tmp_path)
+    for step in (1, 2, 3, 4):
+        board.add(step, {"loss": float(step)})
+    board.close()
+    time.sleep(1.1)  # event files are read in the order of the second in their names
+    board = TensorBoard(tmp_path, after=2)
+    board.add(3, {"loss": 30.0})
+    board.close()
+    assert read_scalars(tmp_path) == {"loss": [(1, 1.0), (2, 2.0), (3, 30.0)]}

@@ -101,7 +101,7 @@ def test_a_person_sees_a_line_a_step_and_the_evaluations(directory):
 
 def test_tensorboard_events_are_there(directory):
     record(directory)
-    assert [path.stat().st_size > 0 for path in directory.tensorboard.iterdir()] == [True]
+    assert [path.stat().st_size > 0 for path in directory.tensorboard.iterdir()] == [True, True]
 
 
 def test_other_ranks_write_nothing(directory):
@@ -143,3 +143,12 @@ def test_a_step_is_written_while_training_goes_on(directory, monkeypatch):
     recorder.flush()
     assert len(written) == 1
     recorder.close()
+
+
+def test_a_run_that_goes_on_drops_what_came_after_its_checkpoint(directory):
+    recording, _, _ = record(directory)
+    recorder = RunRecorder(directory, max_steps=3, log_samples=SAMPLES, console=io.StringIO(), after=1)
+    assert recorder.rewards == [recording.metrics[0]["reward/mean"]]
+    recorder.close()
+    assert [row["step"] for row in read_metrics(directory.metrics)] == [1]
+    assert [path.name for path in directory.samples_folder.iterdir()] == ["step_000001.jsonl"]
