@@ -13,6 +13,7 @@ from tepo_nemo import cli
 from tepo_nemo.config.load import load_config
 from tepo_nemo.errors import UserError
 from tepo_nemo.launch import run as launch_run
+from tepo_nemo.runs.summary import write_summary
 from tepo_nemo.study import command as study_command
 from tepo_nemo.study.run import Outcome
 
@@ -152,6 +153,33 @@ def test_train_does_not_overwrite_a_run(capsys, folder, started):
     assert f"{folder}/run" in error_line(capsys, "train", "output=run")
     assert [path.name for path in (folder / "run").iterdir()] == ["metrics.jsonl"]
     assert not started
+
+
+def test_the_same_command_goes_on(folder, started):
+    for _ in range(2):
+        assert cli.main(["train", "experiment=toy_cpu", "output=run"]) == 0
+        (folder / "run/metrics.jsonl").write_text("{}")
+    assert cli.main(["train", "--config", "run/config.yaml", "trainer.max_steps=80"]) == 0
+    assert len(started) == 3
+    assert load_config(config_file=folder / "run/config.yaml").trainer.max_steps == 80
+
+
+def test_a_finished_run_says_so(capsys, folder, started):
+    cli.main(["train", "experiment=toy_cpu", "output=run"])
+    values = dict(reward_first=0.1, reward_last=0.9, eval_before=None, eval_after=None, wall_s=1.0)
+    write_summary(folder / "run/summary.json", steps=72, status="done", **values)
+    assert cli.main(["train", "experiment=toy_cpu", "output=run"]) == 0
+    assert capsys.readouterr().out.startswith(f"{folder}/run: the run is finished, with 72 steps")
+    assert len(started) == 1
+    assert cli.main(["train", "experiment=toy_cpu", "output=run", "trainer.max_steps=73"]) == 0
+    assert len(started) == 2
+
+
+def test_a_run_does_not_go_on_as_another_one(capsys, folder, started):
+    cli.main(["train", "experiment=toy_cpu", "output=run"])
+    line = error_line(capsys, "train", "experiment=toy_cpu", "output=run", "algorithm.clip_low=0.1")
+    assert line.startswith(f"algorithm.clip_low=0.1: the run in {folder}/run has algorithm.clip_low=0.2")
+    assert len(started) == 1
 
 
 def test_exit_code_of_the_ranks_is_that_of_the_command(folder, monkeypatch):

@@ -10,6 +10,7 @@ from tepo_nemo import cli
 from tepo_nemo.config.load import load_config
 from tepo_nemo.errors import UserError
 from tepo_nemo.launch import evaluate as launch_evaluate
+from tepo_nemo.runs.checkpoints import Manifest
 
 
 @pytest.fixture(autouse=True)
@@ -67,6 +68,16 @@ def test_a_run_is_evaluated_at_its_last_checkpoint_on_its_own_layout(folder, run
     config = configured(output)
     assert config.model.restore_from_path == run.checkpoints / "step_000010.nemo"
     assert [entry.name for entry in config.data.evaluation] == ["toy", "toy_greedy"]
+
+
+def test_a_run_that_is_not_done_is_evaluated_at_its_newest_complete_checkpoint(folder, run, started):
+    for name, complete in (("step_000010_update_002", True), ("step_000011", False)):
+        (run.checkpoints / name).mkdir()
+        if complete:
+            (run.checkpoints / name / "manifest.json").write_text(Manifest(10, 2, "", None, {}).to_json())
+    assert cli.main(["eval", "--checkpoint", "run"]) == 0
+    config = configured(folder / "run" / "evaluation")
+    assert config.model.restore_from_path == run.checkpoints / "step_000010_update_002"
 
 
 def test_a_checkpoint_alone_and_one_benchmark(folder, started):

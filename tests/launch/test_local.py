@@ -264,6 +264,38 @@ def test_a_signal_reaches_each_rank_once_as_sigterm_and_saved_means_3(tmp_path, 
     assert [(tmp_path / f"signals_{rank}").read_text() for rank in (0, 1)] == ["SIGTERM\n", "SIGTERM\n"]
 
 
+NOTES = """
+    def note(number, frame):
+        with open(rf'{folder}/signals_{{rank}}', 'a') as file:
+            file.write(signal.Signals(number).name + '\\n')
+        if number == signal.SIGTERM:
+            time.sleep(0.5)  # a rank that is saving already
+            sys.exit(3)
+    signal.signal(signal.SIGTERM, note)
+    signal.signal(signal.SIGUSR1, note)
+    open(rf'{folder}/ready_{{rank}}', 'w').write(str(os.getpid()))
+    while True:
+        time.sleep(0.1)
+"""
+
+
+def test_sigusr1_reaches_each_rank_as_it_is_and_what_follows_does_not_kill(tmp_path, launcher):
+    """A scheduler announces the end with it, and asks again with SIGTERM; the ranks may be saving by then."""
+    process = launcher(NOTES)
+    process.send_signal(signal.SIGUSR1)
+    wait_until(lambda: all((tmp_path / f"signals_{rank}").exists() for rank in (0, 1)))
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(PATIENCE_S) == 3
+    for rank in (0, 1):
+        assert (tmp_path / f"signals_{rank}").read_text() == "SIGUSR1\nSIGTERM\n"
+
+
+def test_logs_of_earlier_processes_stay(tmp_path):
+    for _ in range(2):
+        run_ranks(program("print('here')"), ranks=1, logs=tmp_path)
+    assert log(tmp_path, 0) == "here\nhere\n"
+
+
 def test_a_second_signal_kills_ranks_that_do_not_end(tmp_path, launcher):
     process = launcher(DEAF)
     process.send_signal(signal.SIGINT)

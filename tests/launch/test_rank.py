@@ -108,6 +108,31 @@ def test_stopped_with_the_state_saved_is_3():
     assert local_rank("sys.exit(3)").returncode == 3
 
 
+WAITS = """
+print("trains", flush=True)
+while not stop.value:
+    time.sleep(0.01)
+from tepo_nemo.runs.stop import Stopped
+print(stop.REASONS[stop.value])
+raise Stopped(stop.REASONS[stop.value])
+"""
+
+
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGUSR1"])
+def test_a_signal_is_noted_and_a_stopped_rank_ends_with_3(name):
+    ended = local_rank(f"import signal; os.kill(os.getpid(), signal.{name})\n{WAITS}")
+    assert (ended.returncode, ended.stderr) == (3, "")
+    assert ended.stdout.splitlines()[-2:] == ["trains", name]
+
+
+def test_the_time_limit_of_the_configuration_stops_a_rank():
+    Path("config.yaml").write_text(dump_config(load_config([*SMALL, "trainer.max_time=0:00:01"])))
+    entry = "sys.argv = ['rank', '--config', 'config.yaml']\nrank.main()"
+    ended = run(entry, WAITS, RANK="0", WORLD_SIZE="1", LOCAL_RANK="0")
+    assert ended.returncode == 3
+    assert ended.stdout.splitlines()[-1] == "its time limit"
+
+
 def test_a_gpu_that_is_not_there_is_refused():
     Path("config.yaml").write_text(dump_config(load_config([*SMALL, "hardware.accelerator=gpu"])))
     entry = "sys.argv = ['rank', '--config', 'config.yaml']\nrank.main()"
@@ -179,6 +204,49 @@ def test_a_run_is_not_overwritten(folder):
     assert ended.stderr.startswith("tepo-nemo: error: ") and ended.stderr.count("\n") == 1
     assert "trains" not in ended.stdout
     assert (folder / "run" / "metrics.jsonl").read_text() == "{}"
+
+
+def test_a_run_goes_on_in_its_directory(folder):
+    """With another layout, which is saved; the same command again says that there is nothing to do."""
+    finish = """
+from tepo_nemo.runs.summary import write_summary
+print("trains", len(os.listdir(config.output)))
+(config.output / "metrics.jsonl").write_text("{}")
+write_summary(config.output / "summary.json", steps=config.trainer.max_steps, reward_first=None,
+              reward_last=None, eval_before=None, eval_after=None, wall_s=1.0, status=STATUS)
+"""
+    ended = example_rank(finish.replace("STATUS", "'stopped'"))
+    assert ended.returncode == 0 and "trains 6" in ended.stdout
+    ended = example_rank(finish.replace("STATUS", "'done'"), "trainer.log_samples=3")
+    assert ended.returncode == 0 and "trains 8" in ended.stdout
+    assert load_config(config_file=folder / "run/config.yaml").trainer.log_samples == 3
+    ended = example_rank(finish)
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert ended.stdout == (
+        f"{folder}/run: the run is finished, with 72 steps (for more, set trainer.max_steps; for another "
+        "run, choose another output)\n"
+    )
+    ended = example_rank(finish, RANK="1", LOCAL_RANK="0", WORLD_SIZE="1")
+    assert (ended.returncode, ended.stdout) == (0, "")
+    ended = example_rank(finish.replace("STATUS", "'done'"), "trainer.max_steps=100")
+    assert "trains 8" in ended.stdout
+
+
+def test_a_mistake_of_a_run_that_goes_on_takes_nothing_away(folder):
+    assert example_rank("pass").returncode == 0
+    assert example_rank("raise UserError('a prompt is too long')").returncode == 2
+    assert (folder / "run/config.yaml").exists()
+
+
+def test_another_configuration_is_refused_in_the_directory_of_a_run(folder):
+    assert example_rank("pass").returncode == 0
+    ended = example_rank("print('trains')", "seed=2")
+    assert ended.returncode == 2
+    assert ended.stderr == (
+        f"tepo-nemo: error: seed=2: the run in {folder}/run has seed=1 and cannot go on with another (set it "
+        "to that, or choose another output)\n"
+    )
+    assert "trains" not in ended.stdout
 
 
 def test_a_world_of_another_size_is_refused(folder):
