@@ -63,9 +63,10 @@ def is_finished(config: Config) -> bool:
 
 def finished_line(config: Config) -> str:
     """What a person is told of a finished run."""
+    steps = read_summary(RunDirectory(config.output).summary)["steps"]
     return (
-        f"{config.output}: the run is finished, with {config.trainer.max_steps} steps (for more, set "
-        "trainer.max_steps; for another run, choose another output)"
+        f"{config.output}: the run is finished, with {steps} steps (for more, set trainer.max_steps; for "
+        "another run, choose another output)"
     )
 
 

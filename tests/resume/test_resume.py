@@ -32,6 +32,7 @@ RUNS: dict[str, tuple[dict[str, int], tuple[str, ...]]] = {
     "dp2-production": ({"data": 2}, PRODUCTION),
     "tp1-sgd": ({}, ("trainer.optimizer.name=sgd", "trainer.optimizer.learning_rate=0.1")),
     "tp1-async": ({}, ("trainer.async_save=true",)),
+    "tp1-reference": ({}, ("algorithm=grpo", "algorithm.kl_coefficient=0.05", STATIC)),
 }
 # A stop for each process: between two updates, in a rollout, between two updates again, and before the first.
 STOPS = (StopAt("update", 2), StopAt("rollout", 2), StopAt("update", 4), StopAt("update", 2), None)
@@ -61,6 +62,25 @@ def test_a_run_that_is_stopped_again_and_again(
     for stopped, uninterrupted in zip(ended, in_one, strict=True):
         for parameter, shard in uninterrupted.weights.shards.items():
             assert torch.equal(stopped.weights.shards[parameter].value, shard.value), parameter
+
+
+def test_a_run_that_is_stopped_in_its_evaluations(worlds: Worlds, toy: ToyFolder, tmp_path: Path) -> None:
+    """Before the first step, twice after a step, and after the last one."""
+    benchmark = f"{{name: e, path: {toy.path / 'resume.jsonl'}, samples: 2, temperature: 1.0}}"
+    changes = (STATIC, "data.eval_interval=2", f"data.evaluation=[{benchmark}]")
+    in_one = resume_config(toy, tmp_path / "in_one", *changes)  # two evaluations on the way, of three batches
+    start(worlds, in_one)
+    config = resume_config(toy, tmp_path / "stopped", *changes)
+    for count, step in ((2, 0), (4, 1), (2, 1), (5, 3), (6, 5), (3, 5)):
+        (ended,) = start(worlds, config, StopAt("evaluation", count))
+        assert ended.stopped
+        assert read_summary(tmp_path / "stopped" / "summary.json")["steps"] == step
+    start(worlds, config)
+    assert told(tmp_path / "stopped") == told(tmp_path / "in_one")
+    assert written(tmp_path / "stopped") == written(tmp_path / "in_one")
+    summary, expected = (read_summary(tmp_path / name / "summary.json") for name in ("stopped", "in_one"))
+    assert summary.pop("wall_s") > 0 and expected.pop("wall_s") > 0
+    assert summary == expected and summary["eval_before"] and summary["eval_after"]
 
 
 LAYOUTS = {"tp1": {}, "pp2": {"pipeline": 2}, "dp2": {"data": 2}, "tp2_pp2": {"tensor": 2, "pipeline": 2}}
