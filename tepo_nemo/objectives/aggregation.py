@@ -18,9 +18,13 @@ def aggregate(
     """This micro-batch's share (0-d) of the mini-batch aggregate of `values` [S, T]; the shares add up to it.
 
     Masked values may be anything, NaN included: they reach neither the result nor the gradient. With nothing
-    to train on the share is a 0 that is still attached to the graph.
+    to train on the share is a 0 that is still attached to the graph. `TokenBatch.token_weights` multiply the
+    value of each token; its gradient they have multiplied already. No denominator knows of them.
     """
-    sums = torch.where(tokens.mask, values, 0).sum(-1)
+    values = torch.where(tokens.mask, values, 0)
+    if tokens.token_weights is not None:
+        values = values + ((tokens.token_weights - 1) * values).detach()
+    sums = values.sum(-1)
     return (sums / _denominator(tokens, totals, aggregation)).sum()
 
 

@@ -18,6 +18,9 @@ class TokenBatch:
     Masked positions may come in holding anything, NaN included; inside they are 0, and their gradient is 0,
     because 0 * NaN is NaN and a mask applied later could not undo it. Only `logprobs` and `entropy` keep
     their graph.
+
+    With `token_weights` c the gradient that reaches the log-probability and the entropy of token t is
+    multiplied by c_t, whatever the objective makes of them; `aggregate` weighs the value of the loss alike.
     """
 
     logprobs: Tensor
@@ -38,6 +41,8 @@ class TokenBatch:
     """[S, T] log-probability under the frozen reference; only where the objective `needs_reference`."""
     selected: Tensor | None = None
     """[S, T] bool, the mini-batch's tokens that are selected; only where the objective `needs_selection`."""
+    token_weights: Tensor | None = None
+    """[S, T] what corrects for a sampler that is not the old policy, finite and not negative; None is 1."""
 
     def __post_init__(self) -> None:
         assert self.mask.dtype == torch.bool and self.mask.dim() == 2, "mask must be a [S, T] bool tensor"
@@ -50,6 +55,11 @@ class TokenBatch:
             assert self.selected.dtype == torch.bool and self.selected.shape == self.mask.shape, (
                 "selected must be a bool tensor of the mask's shape"
             )
+        if self.token_weights is not None:
+            self._zero_masked("token_weights", detach=True)
+            for name in ("logprobs", "entropy"):
+                weighted = _weigh_gradient(getattr(self, name), self.token_weights)
+                object.__setattr__(self, name, weighted)
 
     def _zero_masked(self, *names: str, detach: bool = False) -> None:
         for name in names:
@@ -64,6 +74,12 @@ class TokenBatch:
     def lengths(self) -> Tensor:
         """[S] trained tokens of each response, |o_i|; 0 for an empty or fully masked one."""
         return self.mask.sum(-1)
+
+
+def _weigh_gradient(values: Tensor, weights: Tensor) -> Tensor:
+    """The values, to the bit; their gradient is multiplied, and 0 where the weight is, even of a NaN."""
+    constant = values.detach()
+    return torch.where(weights > 0, constant + weights * (values - constant), constant)
 
 
 @dataclass(frozen=True, eq=False)

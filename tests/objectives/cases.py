@@ -160,7 +160,10 @@ def token_batch(case: Case, whole: Case | None = None, dtype: torch.dtype = torc
 
 def on_meta(batch: TokenBatch) -> TokenBatch:
     """The same shapes without a value, every field given: reading one, or another device, would raise."""
-    fields = vars(batch) | {"selected": torch.zeros_like(batch.mask)}
+    fields = vars(batch) | {
+        "selected": torch.zeros_like(batch.mask),
+        "token_weights": torch.ones_like(batch.logprobs),
+    }
     return TokenBatch(**{name: value.to("meta") for name, value in fields.items()})
 
 
@@ -189,8 +192,13 @@ def run(
     *,
     parts: int = 1,
     dtype: torch.dtype = torch.float64,
+    weights: np.ndarray | None = None,
 ) -> Result:
-    """Loss, gradients and metrics over the mini-batch, split over micro-batches of whole responses."""
+    """Loss, gradients and metrics over the mini-batch, split over micro-batches of whole responses.
+
+    Args:
+        weights: [S, T], those of the tokens; None for none.
+    """
     counts = totals(case, statistics=objective.needs_minibatch_statistics, dtype=dtype)
     selected = select(objective, case, counts) if objective.needs_selection else None
     loss, gradients, metrics = 0.0, [], {}
@@ -205,6 +213,7 @@ def run(
             logprobs=leaves[0],
             entropy=leaves[1],
             selected=None if selected is None else torch.tensor(selected[rows]),
+            token_weights=None if weights is None else torch.tensor(weights[rows], dtype=dtype),
         )
         output = objective(batch, counts)
         output.loss.backward()
