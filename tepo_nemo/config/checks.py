@@ -9,6 +9,7 @@ from tepo_nemo.config.messages import shown
 from tepo_nemo.config.model import ModelConfig
 from tepo_nemo.config.options import check_options
 from tepo_nemo.config.presets import method_keys
+from tepo_nemo.config.rollout_checks import check_rollout
 from tepo_nemo.config.schema import AlgorithmConfig, Config, DataConfig, OptimizerConfig
 from tepo_nemo.errors import UserError
 
@@ -34,6 +35,7 @@ def check_config(config: Config) -> None:
     _check_placement(config)
     _check_evaluation(config.data)
     _check_keep_best(config)
+    check_rollout(config)
 
 
 def _check_method_keys(algorithm: AlgorithmConfig) -> None:

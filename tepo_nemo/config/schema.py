@@ -9,6 +9,7 @@ from pydantic import AfterValidator, BeforeValidator, Field
 from tepo_nemo.config.base import Count, CountOrZero, LocalPath, NonNegative, Positive, Section
 from tepo_nemo.config.layout import Layout, plan_layout
 from tepo_nemo.config.model import ModelConfig
+from tepo_nemo.config.rollout import CheckConfig, CorrectionConfig, TensorRTLLMConfig
 
 
 class AlgorithmConfig(Section, extra="allow"):
@@ -57,8 +58,8 @@ def _only(neutral: float, key: str) -> AfterValidator:
 class RolloutConfig(Section):
     """Sampling the responses of a step."""
 
-    backend: Literal["megatron"]
-    """What generates: megatron does, with the training weights in place."""
+    backend: Literal["megatron", "trtllm"]
+    """What generates: Megatron with the training weights in place, or an engine of TensorRT-LLM beside it."""
     prompts_per_step: Count = 64
     """Prompts of a step, over all ranks."""
     responses_per_prompt: Annotated[int, AfterValidator(_group_size)] = 8
@@ -75,6 +76,12 @@ class RolloutConfig(Section):
     """Tokens of a response at most, the stop token included."""
     batch_size: Count | None = None
     """Sequences that a copy of the model generates at once; null is all of the step."""
+    check: CheckConfig = CheckConfig()
+    """See below."""
+    correction: CorrectionConfig = CorrectionConfig()
+    """See below."""
+    trtllm: TensorRTLLMConfig = TensorRTLLMConfig()
+    """See below."""
 
 
 class OptimizerConfig(Section):

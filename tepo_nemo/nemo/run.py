@@ -17,7 +17,7 @@ from tepo_nemo.nemo.build import Host, build_host
 from tepo_nemo.nemo.history import RunHistory, make_saver
 from tepo_nemo.nemo.policy import MegatronPolicy
 from tepo_nemo.nemo.prompts import load_tokenized
-from tepo_nemo.nemo.rollout.megatron import MegatronRollout
+from tepo_nemo.nemo.rollout.choice import build_rollout
 from tepo_nemo.objectives import registry
 from tepo_nemo.objectives.contract import Objective
 from tepo_nemo.reward.pool import PoolSettings, open_reward
@@ -37,7 +37,7 @@ from tepo_nemo.training.trainer import Trainer, TrainerSettings
 
 
 def connect_policy(host: Host, config: Config, objective: Objective) -> MegatronPolicy:
-    """The trainer's policy on a built host, with the embedded rollout engine.
+    """The trainer's policy on a built host, with the rollout engine of the configuration.
 
     Where the objective needs a reference policy, it is the weights of this moment: those that the run starts
     from. Weights of a later step are to be loaded after this.
@@ -46,15 +46,9 @@ def connect_policy(host: Host, config: Config, objective: Objective) -> Megatron
     # such an id, so none may be drawn, and none counts.
     tokens = host.actor.tokenizer.vocab_size
     vocab_size = min(config.model.vocab_size or tokens, tokens)
-    rollout = MegatronRollout(
-        host.actor,
-        stop_token=host.actor.tokenizer.eos_id,
-        vocab_size=vocab_size,
-        batch_size=config.rollout.batch_size,
-    )
     host.actor.connect(
         objective,
-        rollout,
+        build_rollout(host.actor, config, vocab_size),
         temperature=config.rollout.temperature,
         vocab_size=vocab_size,
         fused_output_layer=config.trainer.fused_output_layer,

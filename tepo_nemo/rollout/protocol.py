@@ -11,6 +11,10 @@ import torch
 from torch import Tensor
 
 
+class RolloutError(RuntimeError):
+    """What generates, or what it returned, cannot be relied on. It ends the run."""
+
+
 @dataclass(frozen=True)
 class GenerationRequest:
     """N responses to generate, and everything that their sampling noise may depend on.
@@ -51,7 +55,11 @@ class GenerationRequest:
 
 @dataclass(frozen=True)
 class Generation:
-    """N responses in the order of the request."""
+    """N responses in the order of the request.
+
+    A response of length 0 is none: what came back was no sequence of the vocabulary. It is neither graded nor
+    trained on, and what stands in its columns means nothing.
+    """
 
     tokens: Tensor  # [N, T] int64; columns past a response's length hold any valid token id
     lengths: Tensor  # [N] int64, the stop token counts

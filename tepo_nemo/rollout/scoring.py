@@ -58,15 +58,21 @@ class Grader:
             self._reward.close()
 
     def _grade(self, rollouts: RolloutBatch) -> tuple[list[str], list[RewardResult]]:
+        """A response of length 0 is none: it has no text, and its grading has failed."""
         prompts = [rollouts.prompts[group].prompt for group in rollouts.groups.tolist()]
         texts = self._texts(rollouts)
+        answered = rollouts.generation.lengths.nonzero().flatten().tolist()
         items = [
-            (prompt.prompt, text, prompt.gold, prompt.metadata)
-            for prompt, text in zip(prompts, texts, strict=True)
+            (prompts[row].prompt, texts[row], prompts[row].gold, prompts[row].metadata) for row in answered
         ]
         if isinstance(self._reward, RewardPool):
-            return texts, self._reward.grade(items)
-        return texts, grade_batch(self._reward, items)
+            graded = self._reward.grade(items)
+        else:
+            graded = grade_batch(self._reward, items)
+        results = [RewardResult(0.0, "error")] * len(rollouts)
+        for row, result in zip(answered, graded, strict=True):
+            results[row] = result
+        return texts, results
 
     def _texts(self, rollouts: RolloutBatch) -> list[str]:
         """Without the stop token."""

@@ -88,7 +88,11 @@ def written_out(
     total = logprobs.new_zeros(())
     for i, t in case.valid:
         length = int(case.mask[i].sum())
-        d = [case.logprobs[i, u] - case.old_logprobs[i, u] for u in range(case.mask.shape[1]) if case.mask[i, u]]
+        d = [
+            case.logprobs[i, u] - case.old_logprobs[i, u]
+            for u in range(case.mask.shape[1])
+            if case.mask[i, u]
+        ]
         own = case.logprobs[i, t] - case.old_logprobs[i, t]
         w = math.exp(own if ratio == "token" else sum(d) / length)
         s = w * (logprobs[i, t] - case.logprobs[i, t]).exp()
@@ -98,13 +102,17 @@ def written_out(
         kl = (-gap).exp() + gap - 1
         masked = advantage > 0 and case.entropy[i, t] < case.old_entropy[i, t]
         term = weights[i, t] * (-surrogate + 0.3 * kl * masked - 0.2 * entropy[i, t])
-        total = total + term / {
-            "token-mean": len(case.valid),
-            "group-token-mean": tokens_of_group[case.groups[i]] * groups,
-            "seq-mean-token-mean": length * responses,
-            "seq-mean-token-sum": responses,
-            "seq-mean-token-sum-norm": responses * MAX_LENGTH,
-        }[aggregation]
+        total = (
+            total
+            + term
+            / {
+                "token-mean": len(case.valid),
+                "group-token-mean": tokens_of_group[case.groups[i]] * groups,
+                "seq-mean-token-mean": length * responses,
+                "seq-mean-token-sum": responses,
+                "seq-mean-token-sum-norm": responses * MAX_LENGTH,
+            }[aggregation]
+        )
     total.backward()
     return total.item(), logprobs.grad.numpy(), entropy.grad.numpy()
 
@@ -136,4 +144,3 @@ def test_a_weight_of_zero_drops_a_token_whose_gradient_is_not_finite() -> None:
     factor[0, 1] = torch.nan
     (tokens.logprobs * factor).sum().backward()
     assert leaf.grad.isfinite().all() and leaf.grad[0, 1] == 0
-

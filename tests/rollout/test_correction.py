@@ -78,4 +78,6 @@ def test_masked_and_huge_gaps_stay_finite(correction: RolloutCorrection) -> None
 
 def test_the_weight_has_no_gradient() -> None:
     old = torch.zeros(1, 3, requires_grad=True)
-    assert not TRUNCATED.weights(old, torch.zeros(1, 3) - 0.5, torch.ones(1, 3, dtype=torch.bool)).requires_grad
+    assert not TRUNCATED.weights(
+        old, torch.zeros(1, 3) - 0.5, torch.ones(1, 3, dtype=torch.bool)
+    ).requires_grad
