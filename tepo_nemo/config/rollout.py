@@ -6,7 +6,7 @@ from tepo_nemo.config.base import CountOrZero, LocalPath, Positive, Section
 
 
 class CheckConfig(Section):
-    """The engine's log-probs against the trainer's own, of all sampled tokens of a step, before its updates."""
+    """The engine's log-probs of a step's tokens against the trainer's own, before its updates."""
 
     interval: CountOrZero = 10
     """Steps between two checks; the first two steps are checked in any case."""
@@ -24,7 +24,7 @@ class CorrectionConfig(Section):
     """What tokens weigh whose log-probs differ; tepo_nemo/rollout/correction.py has the formulas."""
 
     token_weight: Literal["none", "truncated", "icepop"] = "none"
-    """Weight of a token by its ratio of policy and engine: cut at truncation, or 0 outside of IcePop's bounds."""
+    """Weight of a token, the ratio of policy to engine: cut at truncation, or 0 outside IcePop's bounds."""
     truncation: Positive = 2.0
     """Largest weight with truncated."""
     icepop_low: Positive = 0.5

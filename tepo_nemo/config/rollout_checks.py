@@ -1,7 +1,7 @@
 """What the sections of `rollout` must agree on, and what an engine of TensorRT-LLM can be built for.
 
-TensorRT-LLM drops in silence what the engine's class does not know. So only what was compared, layer by layer,
-is let through.
+TensorRT-LLM drops in silence what the engine's class does not know. So only what was compared, layer by
+layer, is let through.
 """
 
 from collections.abc import Mapping
@@ -46,12 +46,8 @@ def check_rollout(config: "Config") -> None:
     if config.rollout.backend == "trtllm":
         _check_trtllm(config)
     else:
-        _refuse_without_effect(
-            "rollout.trtllm",
-            config.rollout.trtllm,
-            TensorRTLLMConfig(),
-            f"rollout.backend={config.rollout.backend}",
-        )
+        because = f"rollout.backend={config.rollout.backend}"
+        _refuse_without_effect("rollout.trtllm", config.rollout.trtllm, TensorRTLLMConfig(), because)
 
 
 def check_engine_architecture(model: Mapping[str, Any]) -> None:
@@ -64,8 +60,21 @@ def check_engine_architecture(model: Mapping[str, Any]) -> None:
         value = model.get(key)
         if value is not None and value not in allowed:
             raise UserError(
-                f"model.{key}={shown(value)}: rollout.backend=trtllm cannot do that: {reason} ({_OTHERWISE})"
+                f"model.{key}={shown(value)}: rollout.backend=trtllm cannot generate with it, since {reason} "
+                f"({_OTHERWISE})"
             )
+
+
+def check_engine_vocabulary(vocab_size: int | None, tensor_parallel: int) -> None:
+    """Refuse a vocabulary that the exporter cannot share out. Raises UserError; None is not looked at.
+
+    Megatron pads it. In an engine nothing would keep the columns of the padding from being drawn.
+    """
+    if vocab_size is not None and vocab_size % tensor_parallel:
+        raise UserError(
+            f"model.tensor_model_parallel_size={tensor_parallel}: must divide model.vocab_size={vocab_size} "
+            f"with rollout.backend=trtllm (set a size that does, or {_OTHERWISE})"
+        )
 
 
 def _check_trtllm(config: "Config") -> None:
@@ -78,6 +87,7 @@ def _check_trtllm(config: "Config") -> None:
             "rollout.batch_size=null: an engine of TensorRT-LLM is built for a number of sequences (set "
             "rollout.batch_size=128, or as many as the memory has room for)"
         )
+    check_engine_vocabulary(model.vocab_size, model.tensor_model_parallel_size)
     if model.pipeline_model_parallel_size > 1 and model.precision == "bf16" and not model.megatron_amp_O2:
         raise UserError(
             "model.megatron_amp_O2=false: with model.pipeline_model_parallel_size="
@@ -92,8 +102,8 @@ def _check_thresholds(check: CheckConfig) -> None:
         warn, stop = getattr(check, f"warn_{kind}"), getattr(check, f"stop_{kind}")
         if warn > stop:
             raise UserError(
-                f"rollout.check.warn_{kind}={warn}: is above rollout.check.stop_{kind}={stop}, so that it would "
-                "never be said (lower it)"
+                f"rollout.check.warn_{kind}={warn}: is above rollout.check.stop_{kind}={stop}, so that no "
+                "warning would ever be given (lower it)"
             )
 
 
@@ -101,7 +111,7 @@ def _check_correction(correction: CorrectionConfig) -> None:
     if correction.icepop_low >= correction.icepop_high:
         raise UserError(
             f"rollout.correction.icepop_low={correction.icepop_low}: must be below "
-            f"rollout.correction.icepop_high={correction.icepop_high} (set smaller and larger bounds of a ratio)"
+            f"rollout.correction.icepop_high={correction.icepop_high} (set the bounds of a ratio)"
         )
     uses = {"none": (), "truncated": ("truncation",), "icepop": ("icepop_low", "icepop_high")}
     others = {"truncation", "icepop_low", "icepop_high"} - set(uses[correction.token_weight])

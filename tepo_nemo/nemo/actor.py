@@ -30,9 +30,10 @@ from tepo_nemo.nemo.output_layer import hidden_states_as_output, response_logpro
 from tepo_nemo.nemo.sequence_parallelism import set_sequence_parallelism
 from tepo_nemo.objectives.contract import Mean, MinibatchTotals, Objective
 from tepo_nemo.parallel.pipeline import broadcast_from_last_stage
+from tepo_nemo.rollout.correction import RolloutCorrection
 from tepo_nemo.rollout.protocol import Generation, GenerationRequest, RolloutBackend
 from tepo_nemo.training.batch import MicroBatch, MiniBatch, TokenStatistics, add_means
-from tepo_nemo.training.metrics import logprob_gap
+from tepo_nemo.training.metrics import logprob_gap, weight_metrics
 
 
 @contextmanager
@@ -73,6 +74,7 @@ class MegatronGPTTEPOActorModel(MegatronGPTModel, AlignableGenerativeInterface):
         vocab_size: int,
         fused_output_layer: bool,
         sequence_packing: bool,
+        correction: RolloutCorrection | None,
     ) -> None:
         """Set what the model is trained with.
 
@@ -84,6 +86,7 @@ class MegatronGPTTEPOActorModel(MegatronGPTModel, AlignableGenerativeInterface):
                 the backward pass.
             sequence_packing: let the sequences of a micro-batch stand in one row, without padding. Needs an
                 attention that keeps them apart, as Transformer Engine's does.
+            correction: weights of tokens by how far the rollout engine was from the policy; None is off.
         """
         self.objective = objective
         self.rollout = rollout
@@ -91,6 +94,7 @@ class MegatronGPTTEPOActorModel(MegatronGPTModel, AlignableGenerativeInterface):
         self.true_vocab_size = vocab_size
         self.fused_output_layer = fused_output_layer
         self.sequence_packing = sequence_packing
+        self.correction = correction
 
     # ----------------------------------------------------------------- inference
 
@@ -182,9 +186,10 @@ class MegatronGPTTEPOActorModel(MegatronGPTModel, AlignableGenerativeInterface):
             values = self._logprobs_and_entropy(
                 hidden, micro_batch, places, entropy_requires_grad=self.objective.needs_entropy_gradient
             )
-            tokens = micro_batch.token_batch(TokenStatistics(*map(micro_batch.spread, values)))
+            current = TokenStatistics(*map(micro_batch.spread, values))
+            tokens = micro_batch.token_batch(current, self.correction)
             output = self.objective(tokens, totals)
-            metrics = output.metrics | logprob_gap(micro_batch, tokens.old_logprobs)
+            metrics = output.metrics | logprob_gap(micro_batch, tokens.old_logprobs) | weight_metrics(tokens)
             return output.loss * scale, (output.loss.detach(), metrics)
 
         return hidden, loss_func

@@ -23,6 +23,8 @@ from tepo_nemo.objectives.contract import Objective
 from tepo_nemo.reward.pool import PoolSettings, open_reward
 from tepo_nemo.rollout.batch import TokenizedPrompt
 from tepo_nemo.rollout.protocol import Generation, GenerationRequest
+from tepo_nemo.rollout.check import GapLimits
+from tepo_nemo.rollout.correction import RolloutCorrection
 from tepo_nemo.rollout.scoring import Grader
 from tepo_nemo.runs.directory import RunDirectory
 from tepo_nemo.runs.metrics import EVALUATION_PREFIX
@@ -32,6 +34,7 @@ from tepo_nemo.training.collect import StepCollector
 from tepo_nemo.training.protocols import Recorder, Saver
 from tepo_nemo.training.recorder import RunRecorder, SilentRecorder
 from tepo_nemo.training.stopping import StopCheck
+from tepo_nemo.training.rollout_check import RefitProbe, RolloutCheck
 from tepo_nemo.training.timers import PhaseTimers
 from tepo_nemo.training.trainer import Trainer, TrainerSettings
 
@@ -53,11 +56,29 @@ def connect_policy(host: Host, config: Config, objective: Objective) -> Megatron
         vocab_size=vocab_size,
         fused_output_layer=config.trainer.fused_output_layer,
         sequence_packing=config.trainer.sequence_packing,
+        correction=make_correction(config),
     )
     policy = MegatronPolicy(host.actor, host.optimizer, gradient_clip=config.trainer.optimizer.gradient_clip)
     if objective.needs_reference:
         policy.keep_reference()
     return policy
+
+
+def make_correction(config: Config) -> RolloutCorrection | None:
+    """The correction of a configuration; None where it is off."""
+    correction = RolloutCorrection(**config.rollout.correction.model_dump())
+    return correction if correction.is_on else None
+
+
+def make_rollout_check(config: Config) -> RolloutCheck:
+    """When and how strictly the rollouts of a configuration are held against the policy."""
+    check = config.rollout.check
+    return RolloutCheck(
+        check.interval,
+        GapLimits(**check.model_dump(exclude={"interval"})),
+        engine=f"rollout.backend={config.rollout.backend}",
+        temperature=config.rollout.temperature,
+    )
 
 
 def load_training_set(config: Config, host: Host) -> list[TokenizedPrompt]:
@@ -283,6 +304,14 @@ def make_trainer(
         collector,
         timers,
         recorder,
+        make_rollout_check(config),
+        RefitProbe(
+            prompts,
+            seed=config.seed,
+            temperature=config.rollout.temperature,
+            max_response_length=config.rollout.max_response_length,
+            engine=f"rollout.backend={config.rollout.backend}",
+        ),
         evaluate=lambda: {f"{EVALUATION_PREFIX}{name}": score for name, score in evaluate_all().items()},
         saver=saver,
         check_stop=check_stop,

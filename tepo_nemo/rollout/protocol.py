@@ -57,8 +57,8 @@ class GenerationRequest:
 class Generation:
     """N responses in the order of the request.
 
-    A response of length 0 is none: what came back was no sequence of the vocabulary. It is neither graded nor
-    trained on, and what stands in its columns means nothing.
+    A response of length 0 is none: what came back was no sequence of the vocabulary. It is not finished, it
+    is neither graded nor trained on, and what stands in its columns means nothing.
     """
 
     tokens: Tensor  # [N, T] int64; columns past a response's length hold any valid token id

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from tepo_nemo.objectives.contract import Mean, MinibatchTotals, TokenBatch
+from tepo_nemo.rollout.correction import RolloutCorrection
 
 
 @dataclass(frozen=True)
@@ -62,9 +63,14 @@ class MicroBatch:
         """The same micro-batch with the statistics of the weights that made the rollout."""
         return replace(self, old=old)
 
-    def token_batch(self, current: TokenStatistics) -> TokenBatch:
-        """What an objective is given, on the device of `current`."""
+    def token_batch(
+        self, current: TokenStatistics, correction: RolloutCorrection | None = None
+    ) -> TokenBatch:
+        """What an objective is given, on the device of `current`, with the weights of a correction."""
         old = self.old or current
+        weights = None
+        if correction is not None and self.sampled_logprobs is not None:
+            weights = correction.weights(old.logprobs, self.sampled_logprobs, self.mask)
         return TokenBatch(
             logprobs=current.logprobs,
             entropy=current.entropy,
@@ -75,6 +81,7 @@ class MicroBatch:
             group_tokens=self.group_tokens,
             reference_logprobs=self.reference_logprobs,
             selected=self.selected,
+            token_weights=weights,
         )
 
     def spread(self, values: Tensor) -> Tensor:

@@ -6,7 +6,8 @@ import torch
 from torch import Tensor
 
 from tepo_nemo.objectives.advantage import zero_spread_fraction
-from tepo_nemo.objectives.contract import Mean
+from tepo_nemo.objectives.contract import Mean, TokenBatch
+from tepo_nemo.rollout.correction import LOG_RATIO_LIMIT
 from tepo_nemo.training.batch import MicroBatch, MiniBatch
 from tepo_nemo.training.collect import CollectedStep
 
@@ -22,6 +23,7 @@ UPDATE_METRICS = (
     "entropy/mean",
     "entropy/delta_mean",
     "rollout/logprob_gap_mean",
+    "rollout/logprob_error_mean",
     "tokens/padding_fraction",
 )
 
@@ -39,7 +41,8 @@ def rollout_metrics(collected: CollectedStep) -> dict[str, float]:
         ),
         "response_length/mean": float(generation.lengths.double().mean()),
         "response_length/truncated_fraction": float((~generation.finished).double().mean()),
-        "verifier/failed_fraction": float((~valid).double().mean()),
+        "verifier/failed_fraction": float((~valid & (generation.lengths > 0)).double().mean()),
+        "rollout/invalid_fraction": float((generation.lengths == 0).double().mean()),
     }
 
 
@@ -56,12 +59,31 @@ def padding_mean(mini_batches: Sequence[MiniBatch]) -> dict[str, Mean]:
 
 
 def logprob_gap(micro_batch: MicroBatch, old_logprobs: Tensor) -> dict[str, Mean]:
-    """A micro-batch's share of `rollout/logprob_gap_mean`; nothing where nothing was sampled.
+    """A micro-batch's share of `rollout/logprob_gap_mean` and of `rollout/logprob_error_mean`; nothing where
+    nothing was sampled.
 
-    The mean over trained tokens of the absolute difference between the sampler's log-prob and the trainer's
-    own under the same weights, `old_logprobs` [S, L].
+    Means over trained tokens of the absolute difference d between the sampler's log-prob and the trainer's
+    own under the same weights, `old_logprobs` [S, L], and of exp(d), in which few large d show.
     """
     if micro_batch.sampled_logprobs is None:
         return {}
-    gap = (old_logprobs - micro_batch.sampled_logprobs).abs().where(micro_batch.mask, 0)
-    return {"rollout/logprob_gap_mean": Mean(gap.double().sum(), micro_batch.mask.sum().double())}
+    mask = micro_batch.mask
+    gap = (old_logprobs - micro_batch.sampled_logprobs).double().abs().where(mask, 0)
+    error = gap.clamp(max=LOG_RATIO_LIMIT).exp().where(mask, 0)
+    tokens = mask.sum().double()
+    return {
+        "rollout/logprob_gap_mean": Mean(gap.sum(), tokens),
+        "rollout/logprob_error_mean": Mean(error.sum(), tokens),
+    }
+
+
+def weight_metrics(tokens: TokenBatch) -> dict[str, Mean]:
+    """A micro-batch's share of what the rollout correction does; nothing where it is off."""
+    if tokens.token_weights is None:
+        return {}
+    count = tokens.mask.sum().double()
+    dropped = tokens.mask & (tokens.token_weights == 0)
+    return {
+        "rollout/weight_mean": Mean(tokens.token_weights.double().sum(), count),
+        "rollout/dropped_fraction": Mean(dropped.sum().double(), count),
+    }

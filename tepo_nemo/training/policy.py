@@ -85,3 +85,7 @@ class Policy(Protocol):
     def max_over_ranks(self, value: int) -> int:
         """The largest of all ranks' values."""
         ...
+
+    def weights_fingerprint(self) -> int:
+        """A number of all ranks' weights, the same on every rank; as good as another for other weights."""
+        ...

@@ -26,6 +26,7 @@ from tepo_nemo.training.progress import (
     with_saved_statistics,
 )
 from tepo_nemo.training.protocols import Recorder, Saver
+from tepo_nemo.training.rollout_check import RefitProbe, RolloutCheck
 from tepo_nemo.training.shaping import with_shaped_advantages
 from tepo_nemo.training.statistics import (
     with_minibatch_statistics,
@@ -74,6 +75,8 @@ class Trainer:
         collector: StepCollector,
         timers: PhaseTimers,
         recorder: Recorder,
+        rollout_check: RolloutCheck,
+        refit_probe: RefitProbe,
         evaluate: Callable[[], dict[str, float]],
         saver: Saver,
         check_stop: Callable[[], None],
@@ -84,6 +87,8 @@ class Trainer:
         self._collector = collector
         self._timers = timers
         self._recorder = recorder
+        self._rollout_check = rollout_check
+        self._refit_probe = refit_probe
         self._evaluate = evaluate
         self._saver = saver
         self._check_stop = check_stop
@@ -177,6 +182,7 @@ class Trainer:
         """Metrics of the rollout, and the groups to train on."""
         policy, settings = self._policy, self._settings
         policy.prepare_for_inference()
+        self._refit_probe.look(policy)
         collected = self._collector.collect(self.step, self.consumed_prompts)
         policy.finish_inference()
         metrics = {
@@ -197,7 +203,12 @@ class Trainer:
         self._batch = self._train_batch(kept, advantages)
         mini_batches = self._cut(self._batch)
         self._policy.prepare_for_training()
-        self._mini_batches = self._measure(mini_batches, self._batch, kept.rewards)
+        check = self._rollout_check.due(self.step)
+        # The first of several mini-batches is left without: the others are enough to compare.
+        all_old = check and len(mini_batches) == 1
+        self._mini_batches = self._measure(mini_batches, self._batch, kept.rewards, all_old=all_old)
+        if check:
+            self._rollout_check.compare(self._policy, self.step, self._mini_batches, kept.rollouts)
         return StepProgress(metrics, kept, advantages, padding_mean(mini_batches))
 
     def _advantages(self, kept: ScoredBatch) -> Tensor:
@@ -273,11 +284,18 @@ class Trainer:
             "tokens/trained": progress.trained_tokens,
         }
 
-    def _measure(self, mini_batches: list[MiniBatch], batch: TrainBatch, rewards: Tensor) -> list[MiniBatch]:
-        """What the updates need of the weights that made the rollout and of the reference, once a rollout."""
+    def _measure(
+        self, mini_batches: list[MiniBatch], batch: TrainBatch, rewards: Tensor, *, all_old: bool
+    ) -> list[MiniBatch]:
+        """What the updates need of the weights that made the rollout and of the reference, once a rollout.
+
+        Args:
+            all_old: something looks at the old statistics before the first update.
+        """
         policy, objective = self._policy, self._objective
+        first_too = all_old or objective.shapes_advantages
         with self._timers.phase("old_stats"):
-            mini_batches = with_old_statistics(policy, mini_batches, first_too=objective.shapes_advantages)
+            mini_batches = with_old_statistics(policy, mini_batches, first_too=first_too)
         if objective.needs_reference:
             with self._timers.phase("reference"):
                 mini_batches = with_reference_logprobs(policy, mini_batches)

@@ -18,6 +18,7 @@ from tepo_nemo.study.schema import load_study
 COMPANY = {
     ("data", "math"): ["model.encoder_seq_length=10240"],
     ("experiment", "paper"): ["model=qwen2_5_7b"],
+    ("rollout", "trtllm"): ["model=qwen2_5_7b", "hardware=h100x8"],
     **{("model", name): ["hardware=h100x8"] for name in choices()["model"] if name != "toy"},
 }
 PRESETS = [(group, name) for group, names in choices().items() for name in names]

@@ -1,4 +1,4 @@
-"""Token weights: each token's gradient is multiplied, for every method, in the stop-gradient form of a ratio."""
+"""Token weights multiply each token's gradient, for every method, in the stop-gradient form of a ratio."""
 
 import math
 from dataclasses import replace

@@ -7,12 +7,15 @@ from dataclasses import dataclass, replace
 import torch
 from support.fake_trtllm.faults import Faults
 from support.synthetic import Found
-from support.toy import FIRST_CHARACTER, VOCABULARY, build_objective
+from support.toy import FIRST_CHARACTER, build_objective
+from support.toy import VOCABULARY as TOY_VOCABULARY
 
 from tepo_nemo.config.schema import Config
 from tepo_nemo.rollout.protocol import Generation, GenerationRequest
 from tepo_nemo.rollout.sampling import prompt_key, stream_seed
 
+# One more than the toy's, whose 17 two ranks cannot share.
+VOCABULARY = TOY_VOCABULARY + 1
 SAMPLES, LONGEST = 3, 10
 PROMPTS = [
     torch.randint(

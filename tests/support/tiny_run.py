@@ -19,11 +19,13 @@ from tepo_nemo.objectives import registry
 from tepo_nemo.objectives.contract import Mean, Objective
 from tepo_nemo.reward.result import RewardFunction, RewardResult
 from tepo_nemo.rollout.batch import ScoredBatch, TokenizedPrompt
+from tepo_nemo.rollout.check import GapLimits
 from tepo_nemo.rollout.scoring import Grader
 from tepo_nemo.runs.files import to_json
 from tepo_nemo.training.batch import MiniBatch, TokenStatistics
 from tepo_nemo.training.collect import StepCollector
 from tepo_nemo.training.progress import SavedProgress
+from tepo_nemo.training.rollout_check import RefitProbe, RolloutCheck
 from tepo_nemo.training.timers import PhaseTimers
 from tepo_nemo.training.trainer import Trainer, TrainerSettings
 
@@ -35,6 +37,9 @@ PROMPTS = [
         [([5], "a"), ([5, 6], "b"), ([6, 4, 5], "c"), ([1, 2], "1"), ([4], "2"), ([3, 3, 3, 3], "a")]
     )
 ]
+
+
+CHECK_LIMITS = GapLimits(warn_gap=0.03, stop_gap=0.1, warn_error=1.05, stop_error=1.5)
 
 
 @cache
@@ -163,6 +168,7 @@ def make_run(
     dynamic_sampling: bool = False,
     evaluate: Callable[[], dict[str, float]] = dict,
     check_stop: Callable[[], None] = lambda: None,
+    check_limits: GapLimits = CHECK_LIMITS,
     **changes: Any,
 ) -> Run:
     """Three steps of two updates at a learning rate that moves the policy visibly."""
@@ -205,6 +211,14 @@ def make_run(
         collector,
         timers,
         recording,
+        RolloutCheck(10, check_limits, engine="the tiny policy", temperature=policy.temperature),
+        RefitProbe(
+            prompts,
+            seed=settings.seed,
+            temperature=policy.temperature,
+            max_response_length=settings.max_response_length,
+            engine="the tiny policy",
+        ),
         evaluate,
         saver,
         check_stop,

@@ -15,10 +15,11 @@ from torch import Tensor, nn
 from tepo_nemo.objectives.contract import Mean, Objective
 from tepo_nemo.parallel.data import gather_ragged_rows, sum_over_ranks
 from tepo_nemo.parallel.vocab import vocab_parallel_logprob_entropy
+from tepo_nemo.rollout.correction import RolloutCorrection
 from tepo_nemo.rollout.protocol import Generation, GenerationRequest
 from tepo_nemo.rollout.sampling import row_keys, sample_tokens
 from tepo_nemo.training.batch import MicroBatch, MiniBatch, TokenStatistics, add_means
-from tepo_nemo.training.metrics import logprob_gap
+from tepo_nemo.training.metrics import logprob_gap, weight_metrics
 from tepo_nemo.training.policy import UpdateResult
 
 STOP = 0
@@ -80,8 +81,10 @@ class TorchPolicy:
         momentum: float = 0.0,
         seed: int = 0,
         group: dist.ProcessGroup | None = None,
+        correction: RolloutCorrection | None = None,
     ) -> None:
         self.model = TinyLM(seed)
+        self.correction = correction
         self.optimizer = torch.optim.SGD(self.model.parameters(), momentum=momentum)
         self.objective = objective
         self.temperature = temperature
@@ -172,11 +175,12 @@ class TorchPolicy:
         total, metrics = torch.zeros((), dtype=torch.float64), {}
         for micro in batch.micro_batches:
             current = self._statistics(micro, self.objective.needs_entropy_gradient)
-            tokens = micro.token_batch(current)
+            tokens = micro.token_batch(current, self.correction)
             output = self.objective(tokens, batch.totals)
             output.loss.backward()
             total += output.loss.detach()
-            add_means(metrics, output.metrics | logprob_gap(micro, tokens.old_logprobs))
+            of_sampler = logprob_gap(micro, tokens.old_logprobs) | weight_metrics(tokens)
+            add_means(metrics, output.metrics | of_sampler)
         return total, metrics
 
     def finish_training_step(self) -> None:
@@ -236,3 +240,6 @@ class TorchPolicy:
         values: list[int] = [0] * self.data_parallel_size
         dist.all_gather_object(values, value, group=self.group)
         return max(values)
+
+    def weights_fingerprint(self) -> int:
+        return int(self.weights().view(torch.int64).sum())

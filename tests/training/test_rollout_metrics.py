@@ -36,6 +36,7 @@ def test_metrics_of_a_rollout_by_hand():
         "response_length/mean": 28 / 8,
         "response_length/truncated_fraction": 2 / 8,
         "verifier/failed_fraction": 3 / 8,
+        "rollout/invalid_fraction": 0,
     }
 
 

@@ -135,7 +135,7 @@ def test_phases_add_up_until_they_are_taken(monkeypatch):
 
 
 def test_the_seconds_of_a_step_are_its_own(monkeypatch):
-    """Evaluating and saving belong to no step."""
+    """Evaluating and saving belong to no step. The first two ask a small request more, about the refit."""
     clock = Clock(monkeypatch)
     policy = TorchPolicy(make_objective())
     costs = {"infer": 1, "get_token_statistics": 2, "get_loss_and_metrics": 4}
@@ -145,8 +145,9 @@ def test_the_seconds_of_a_step_are_its_own(monkeypatch):
     run = make_run(policy, evaluate=slowed(dict, clock, 10_000), eval_interval=1, save_interval=1)
     clock.sleep(100_000)
     run.trainer.fit()
-    expected = {"time/rollout_s": 1, "time/old_stats_s": 2, "time/train_s": 8, "time/step_s": 11}
     for row in run.recording.metrics:
+        of_step = 12 if row["step"] <= 2 else 11
+        expected = {"time/rollout_s": 1, "time/old_stats_s": 2, "time/train_s": 8, "time/step_s": of_step}
         assert {name: value for name, value in row.items() if name.startswith("time/")} == expected
 
 

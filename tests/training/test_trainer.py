@@ -1,9 +1,10 @@
 """The loop: what is trained on, and what is told of it."""
 
 import math
+from dataclasses import replace
 
 import pytest
-from support.tiny_run import PROMPTS, WatchedPolicy, make_objective, make_run
+from support.tiny_run import CHECK_LIMITS, PROMPTS, WatchedPolicy, make_objective, make_run
 from support.torch_policy import STOP, TorchPolicy, respell, spell
 
 from tepo_nemo.reward.result import RewardResult
@@ -18,7 +19,8 @@ def test_every_metric_of_the_table_is_told():
     assert [row["step"] for row in run.recording.metrics] == [1, 2, 3]
     for row in run.recording.metrics:
         with_a_reference_policy = {"kl/reference_mean", "time/reference_s"}
-        assert row.keys() == METRICS.keys() - with_a_reference_policy
+        with_a_correction = {"rollout/weight_mean", "rollout/dropped_fraction"}
+        assert row.keys() == METRICS.keys() - with_a_reference_policy - with_a_correction
         assert all(isinstance(value, int | float) for value in row.values())
         assert all(math.isfinite(value) for value in row.values())
         assert row["time/step_s"] >= row["time/rollout_s"] + row["time/old_stats_s"] + row["time/train_s"]
@@ -95,7 +97,7 @@ def test_counted_metrics_by_hand():  # faults 34
 @pytest.mark.parametrize("temperature, agrees", [(0.7, True), (1.0, False)])
 def test_the_gap_shows_another_temperature_in_training(temperature, agrees):  # faults 17, 39, T8
     policy = TorchPolicy(make_objective(), temperature=0.7)
-    run = make_run(policy, max_steps=1)
+    run = make_run(policy, max_steps=1, check_limits=replace(CHECK_LIMITS, stop_gap=1.0))
     policy.temperature = temperature  # the rollout keeps 0.7
     run.trainer.fit()
     gap = run.recording.metrics[0]["rollout/logprob_gap_mean"]

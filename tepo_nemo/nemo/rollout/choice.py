@@ -2,7 +2,7 @@
 
 from nemo.collections.nlp.models.language_modeling.megatron_gpt_model import MegatronGPTModel
 
-from tepo_nemo.config.rollout_checks import check_engine_architecture
+from tepo_nemo.config.rollout_checks import check_engine_architecture, check_engine_vocabulary
 from tepo_nemo.config.schema import Config
 from tepo_nemo.nemo.rollout.megatron import MegatronRollout
 from tepo_nemo.rollout.protocol import RolloutBackend
@@ -23,6 +23,7 @@ def build_rollout(model: MegatronGPTModel, config: Config, vocab_size: int) -> R
             return MegatronRollout(model, stop_token=stop_token, vocab_size=vocab_size, batch_size=batch_size)
         case "trtllm":
             check_engine_architecture(model.cfg)
+            check_engine_vocabulary(vocab_size, config.model.tensor_model_parallel_size)
             # TensorRT-LLM starts MPI when it is imported: in no process that does not use it.
             from tepo_nemo.nemo.rollout.trtllm.backend import TensorRTLLMRollout
 

@@ -49,8 +49,8 @@ class QWenForCausalLM(Model):
 
 class BuildConfig:
     KEYS = {
-        "max_input_len", "max_output_len", "max_batch_size", "max_beam_width", "max_seq_len", "max_num_tokens",
-        "opt_num_tokens", "max_prompt_embedding_table_size", "gather_context_logits",
+        "max_input_len", "max_output_len", "max_batch_size", "max_beam_width", "max_seq_len",
+        "max_num_tokens", "opt_num_tokens", "max_prompt_embedding_table_size", "gather_context_logits",
         "gather_generation_logits", "strongly_typed", "builder_opt", "use_refit", "multiple_profiles",
     }  # fmt: skip
 

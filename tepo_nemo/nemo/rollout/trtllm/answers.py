@@ -20,8 +20,8 @@ def to_generation(
 ) -> Generation:
     """The responses of one batch, on the host.
 
-    A response with a token that the model does not have (a column that pads the vocabulary, drawn because the
-    engine knows of no padding) becomes one of length 0, which is neither graded nor trained on.
+    A response with a token that the model does not have becomes one of length 0, which is neither graded nor
+    trained on.
 
     Args:
         output: of `ModelRunner.generate`: `output_ids` and `log_probs` [N, 1, longest prompt + limit], where
@@ -37,8 +37,8 @@ def to_generation(
     if bool((own < 1).any()) or bool((own > int(limits.max())).any()):
         row = int(((own < 1) | (own > int(limits.max()))).int().argmax())
         raise RolloutError(
-            f"TensorRT-LLM tells a length of {int(own[row])} for response {row} of {len(request)}, which must "
-            f"be 1 to {int(limits.max())}"
+            f"TensorRT-LLM tells a length of {int(own[row])} for response {row} of {len(request)}, which "
+            f"must be 1 to {int(limits.max())}"
         )
     columns = torch.arange(int(limits.max()))
     places = (prompts[:, None] + columns).clamp(max=ids.shape[1] - 1)

@@ -1,8 +1,9 @@
 """The model as NeMo's exporter and TensorRT-LLM are to see it.
 
-NeMo 2.2 knows Llama alone on the path that refits. A model with biases in its query, key and value projections
-(Qwen2.5) is exported under the same weight names, but needs the class of TensorRT-LLM that has them: with
-Llama's they are dropped in silence. Llama 3.1's scaling of the rotary wavelengths is not handed on at all.
+NeMo 2.2 knows Llama alone on the path that refits. A model with biases in its query, key and value
+projections (Qwen2.5) is exported under the same weight names, but needs the class of TensorRT-LLM that has
+them: with Llama's they are dropped in silence. Llama 3.1's scaling of the rotary wavelengths is not handed on
+at all.
 """
 
 from collections.abc import Iterator, Mapping
@@ -18,20 +19,11 @@ MODEL_TYPE = "llama"  # of NeMo's exporter: its table of weight names
 class VocabularySize(NamedTuple):
     """In place of the tokenizer, of which the exporter reads nothing but the size.
 
-    A tokenizer's own size is not that of the embedding, and need not be shared out evenly: Qwen2.5's has
-    151,665 tokens and 152,064 rows.
+    A tokenizer's own size is not that of the vocabulary, and need not be shared out evenly: Qwen2.5's has
+    151,665 tokens, and the model 152,064. What Megatron pads beyond that does not reach the engine.
     """
 
     vocab_size: int
-
-
-def engine_vocabulary(vocab_size: int, tensor_parallel: int) -> int:
-    """Columns of the engine's logits: the true vocabulary, and what evens it out over the ranks.
-
-    Those columns are rows of the embedding that Megatron has padded; nothing keeps the engine from drawing
-    them, see `answers`.
-    """
-    return -(-vocab_size // tensor_parallel) * tensor_parallel
 
 
 def exported_config(model: MegatronGPTModel) -> DictConfig:

@@ -4,11 +4,9 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from megatron.core import parallel_state
 from nemo.collections.nlp.models.language_modeling.megatron_gpt_model import MegatronGPTModel
 
 from tepo_nemo.nemo.rollout.trtllm.answers import to_generation
-from tepo_nemo.nemo.rollout.trtllm.architecture import engine_vocabulary
 from tepo_nemo.nemo.rollout.trtllm.engine import Engine
 from tepo_nemo.nemo.rollout.trtllm.replicas import check_agreement, gather_rows, own_rows
 from tepo_nemo.nemo.rollout.trtllm.sampling import sampling_config
@@ -49,13 +47,12 @@ class TensorRTLLMRollout:
     ) -> None:
         exporter = import_exporter()
         check_signatures(exporter)
-        tensor_parallel = parallel_state.get_tensor_model_parallel_world_size()
         self._engine = Engine(
             exporter,
             model,
             folder=engine_folder,
             devices_per_node=devices_per_node,
-            vocab_size=engine_vocabulary(vocab_size, tensor_parallel),
+            vocab_size=vocab_size,
             max_prompt_length=max_prompt_length,
             max_response_length=max_response_length,
             batch_size=batch_size,
@@ -103,10 +100,8 @@ class TensorRTLLMRollout:
                     streaming=False,
                 )
         except RuntimeError as error:
-            longest = max(map(len, request.prompt_tokens))
-            error.add_note(
-                f"{what} of up to {longest} tokens, {max(request.max_response_lengths)} to generate"
-            )
+            longest, limit = max(map(len, request.prompt_tokens)), max(request.max_response_lengths)
+            error.add_note(f"{what} of up to {longest} tokens, {limit} to generate")
             raise
         generation = to_generation(output, request, stop_token=self._stop_token, vocab_size=self._vocab_size)
         check_agreement(generation)

@@ -132,8 +132,8 @@ def _check_mpi_ranks() -> None:
     mpi, torch_rank = tensorrt_llm.mpi_rank(), dist.get_rank()
     if mpi != torch_rank:
         raise UserError(
-            f"rollout.backend=trtllm: rank {torch_rank} of torch is rank {mpi} of MPI, and TensorRT-LLM takes "
-            "them to be one (start the ranks with `srun --mpi=pmix`, or with mpirun in the same order)"
+            f"rollout.backend=trtllm: rank {torch_rank} of torch is rank {mpi} of MPI, and TensorRT-LLM "
+            "takes them to be one (start the ranks with `srun --mpi=pmix`, or with mpirun in the same order)"
         )
 
 
