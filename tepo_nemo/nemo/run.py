@@ -22,9 +22,9 @@ from tepo_nemo.objectives import registry
 from tepo_nemo.objectives.contract import Objective
 from tepo_nemo.reward.pool import PoolSettings, open_reward
 from tepo_nemo.rollout.batch import TokenizedPrompt
-from tepo_nemo.rollout.protocol import Generation, GenerationRequest
 from tepo_nemo.rollout.check import GapLimits
 from tepo_nemo.rollout.correction import RolloutCorrection
+from tepo_nemo.rollout.protocol import Generation, GenerationRequest
 from tepo_nemo.rollout.scoring import Grader
 from tepo_nemo.runs.directory import RunDirectory
 from tepo_nemo.runs.metrics import EVALUATION_PREFIX
@@ -33,8 +33,8 @@ from tepo_nemo.runs.summary import write_summary
 from tepo_nemo.training.collect import StepCollector
 from tepo_nemo.training.protocols import Recorder, Saver
 from tepo_nemo.training.recorder import RunRecorder, SilentRecorder
-from tepo_nemo.training.stopping import StopCheck
 from tepo_nemo.training.rollout_check import RefitProbe, RolloutCheck
+from tepo_nemo.training.stopping import StopCheck
 from tepo_nemo.training.timers import PhaseTimers
 from tepo_nemo.training.trainer import Trainer, TrainerSettings
 

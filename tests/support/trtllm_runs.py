@@ -71,17 +71,28 @@ def train(rank: int, world_size: int, config: Config, runs: Mapping[str, Planted
     return found
 
 
+class NothingSaved:
+    """A saver of a run that nobody goes on with."""
+
+    failed = 0
+
+    def save(self, *_: Any, **__: Any) -> bool:
+        return True
+
+    def poll(self) -> None:
+        """Nothing is on its way."""
+
+
 def make_trainer_of(config: Config, host, policy, recording: Recording):
     """The trainer of a run, which saves nothing."""
     from tepo_nemo.nemo.run import load_training_set, make_grader, make_trainer
 
     grader = make_grader(config, policy, host.actor.tokenizer.ids_to_text)
     objective = build_objective(config.algorithm)
-    trainer = make_trainer(
-        config, policy, objective, grader, load_training_set(config, host), dict, recording
+    prompts = load_training_set(config, host)
+    return make_trainer(
+        config, policy, objective, grader, prompts, dict, recording, NothingSaved(), lambda: None
     )
-    trainer.save = lambda *_, **__: None
-    return trainer
 
 
 def disturb(model, seed: int, size: float = 0.2) -> None:

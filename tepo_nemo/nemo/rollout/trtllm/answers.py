@@ -24,8 +24,8 @@ def to_generation(
     trained on.
 
     Args:
-        output: of `ModelRunner.generate`: `output_ids` and `log_probs` [N, 1, longest prompt + limit], where
-            the response stands right after its prompt, and `sequence_lengths` [N, 1] of both together.
+        output: of `ModelRunner.generate`: `output_ids` and `log_probs` [N, 1, L], where the response stands
+            right after its prompt, and `sequence_lengths` [N, 1] of both together.
 
     Raises:
         RolloutError: what came back is not an answer to the request.
@@ -34,11 +34,13 @@ def to_generation(
     prompts = torch.tensor([len(prompt) for prompt in request.prompt_tokens])
     limits = torch.tensor(request.max_response_lengths)
     own = lengths - prompts
-    if bool((own < 1).any()) or bool((own > int(limits.max())).any()):
-        row = int(((own < 1) | (own > int(limits.max()))).int().argmax())
+    most = (ids.shape[1] - prompts).clamp(max=int(limits.max()))
+    wrong = (own < 1) | (own > most)
+    if bool(wrong.any()):
+        row = int(wrong.int().argmax())
         raise RolloutError(
             f"TensorRT-LLM tells a length of {int(own[row])} for response {row} of {len(request)}, which "
-            f"must be 1 to {int(limits.max())}"
+            f"must be 1 to {int(most[row])}"
         )
     columns = torch.arange(int(limits.max()))
     places = (prompts[:, None] + columns).clamp(max=ids.shape[1] - 1)
@@ -61,16 +63,17 @@ def to_generation(
 
 def _parts(output: Mapping[str, Tensor] | None, request: GenerationRequest) -> tuple[Tensor, Tensor, Tensor]:
     """Ids [N, L] int64, lengths [N] int64 and log-probs [N, L] fp32, without the axis of beams."""
-    longest = max(map(len, request.prompt_tokens)) + max(request.max_response_lengths)
-    wanted = {
-        "output_ids": (len(request), 1, longest),
-        "sequence_lengths": (len(request), 1),
-        "log_probs": (len(request), 1, longest),
-    }
-    found = {name: tuple(value.shape) for name, value in (output or {}).items() if name in wanted}
-    if found != wanted:
-        raise RolloutError(f"TensorRT-LLM returned tensors of shapes {found}, expected {wanted}")
-    ids, lengths, logprobs = (output[name].squeeze(1).cpu() for name in wanted)
+    names = ("output_ids", "sequence_lengths", "log_probs")
+    found = {name: tuple(output[name].shape) for name in names if output is not None and name in output}
+    width = found.get("output_ids", (0,))[-1]
+    rows, longest = len(request), max(map(len, request.prompt_tokens))
+    wanted = dict(zip(names, ((rows, 1, width), (rows, 1), (rows, 1, width)), strict=True))
+    if found != wanted or width <= longest:
+        raise RolloutError(
+            f"TensorRT-LLM returned tensors of shapes {found}, expected {wanted} with more than {longest} "
+            "columns"
+        )
+    ids, lengths, logprobs = (output[name].squeeze(1).cpu() for name in names)
     return ids.long(), lengths.long(), logprobs.float()
 
 

@@ -25,6 +25,7 @@ from tepo_nemo.nemo.rollout.trtllm.architecture import (
     exported_config,
 )
 from tepo_nemo.nemo.rollout.trtllm.weights import check_weights
+from tepo_nemo.rollout.protocol import RolloutError
 
 
 class Engine:
@@ -75,7 +76,7 @@ class Engine:
         """Build the engine, the first time, or refit it; afterwards it has the weights of now.
 
         Raises:
-            RolloutError: names of weights differ, see `weights`.
+            RolloutError: names of weights differ, see `weights`, or TensorRT refuses them.
         """
         # Neither DDP's nor the mixed-precision wrapper, whose prefixes the exporter does not know.
         (model,) = self._model.get_model_module_list()
@@ -117,7 +118,10 @@ class Engine:
             # The exporter copies to the host without waiting for the copies.
             torch.cuda.synchronize()
             check_weights(self.decoder, weights)
-            refit(weights)
+            try:
+                refit(weights)
+            except ValueError as error:
+                raise RolloutError(f"TensorRT has not taken the weights into the engine: {error}") from error
 
         self._exporter.refit = check_and_refit
         try:
