@@ -1,5 +1,7 @@
 """Each key that reaches the trainer changes the run: the trainer of a configuration, on a tiny policy."""
 
+from contextlib import suppress
+
 import pytest
 import torch
 from support.tiny_run import PROMPTS, MemorySaver, Recording, letter_reward
@@ -10,6 +12,7 @@ from support.worlds import Worlds
 from tepo_nemo.config.load import dump_config, load_config
 from tepo_nemo.config.schema import Config
 from tepo_nemo.reward.result import RewardResult
+from tepo_nemo.rollout.protocol import RolloutError
 from tepo_nemo.rollout.scoring import Grader
 
 BASE = (
@@ -44,6 +47,12 @@ CHANGES = {
     "rollout.responses_per_prompt=3": (),
     "rollout.temperature=0.7": (),
     "rollout.max_response_length=3": (),
+    "rollout.correction.token_weight=truncated": (),
+    "rollout.correction.token_weight=icepop": (),
+    "rollout.correction.response_gap_limit=1e-12": (),
+    # The gap is that of float32 to float64: above such limits the run ends.
+    "rollout.check.stop_gap=1e-12": ("rollout.check.warn_gap=1e-12",),
+    "rollout.check.stop_error=1e-12": ("rollout.check.warn_error=1e-12",),
 }
 
 
@@ -54,17 +63,23 @@ def reward_of_some(prompt: str, response_text: str, gold: str, metadata: dict) -
 
 def outcomes(rank: int, world_size: int, configs: dict[str, Config]) -> dict[str, tuple[torch.Tensor, list]]:
     """Weights and metrics of each configuration's run, in a rank that has the stack."""
-    from tepo_nemo.nemo.run import make_trainer
+    from tepo_nemo.nemo.run import make_correction, make_trainer
 
     found = {}
     for name, config in configs.items():
-        policy = TorchPolicy(build_objective(config.algorithm), temperature=config.rollout.temperature)
+        policy = TorchPolicy(
+            build_objective(config.algorithm),
+            temperature=config.rollout.temperature,
+            correction=make_correction(config),
+        )
         recording = Recording()
         grader = Grader(policy, reward_of_some, spell)
         saver = MemorySaver(policy)
-        make_trainer(
+        trainer = make_trainer(
             config, policy, policy.objective, grader, PROMPTS, dict, recording, saver, lambda: None
-        ).fit()
+        )
+        with suppress(RolloutError):
+            trainer.fit()
         told = [
             {key: value for key, value in row.items() if not key.startswith("time/")}
             for row in recording.metrics
@@ -79,9 +94,8 @@ def found(
 ) -> dict[str, tuple[torch.Tensor, list]]:
     composed = tmp_path_factory.mktemp("live") / "config.yaml"  # once: composing takes longer than the runs
     composed.write_text(dump_config(toy.config(*BASE)))
-    settings = {(): (), "again": (), (DYNAMIC,): (DYNAMIC,)} | {
-        change: (*on, change) for change, on in CHANGES.items()
-    }
+    settings = {"again": ()} | {on: on for on in CHANGES.values()}
+    settings |= {change: (*on, change) for change, on in CHANGES.items()}
     configs = {str(name): load_config(changes, composed) for name, changes in settings.items()}
     (answer,) = worlds(1, stack="nemo").run(outcomes, configs)
     return answer

@@ -10,18 +10,21 @@ import pytest
 from support.layouts import LAYOUTS, MODES
 from support.once import once
 from support.toy import ToyFolder
+from support.toy_files import make_math_files, make_model_files
 from support.trtllm_runs import (
     Call,
     Planted,
     Trained,
     build_with_faults,
     call_with_faults,
+    engine_config,
     lose_biases,
     make_even_toy,
     train,
 )
 from support.worlds import Worlds
 
+from tepo_nemo.config.load import load_config
 from tepo_nemo.config.schema import Config
 
 pytestmark = pytest.mark.timeout(300)
@@ -216,3 +219,54 @@ def test_nothing_of_tensorrt_llm_is_imported_without_it() -> None:
     for path in (Path(__file__).parents[2] / "tepo_nemo").rglob("*.py"):
         at_top = [line for line in path.read_text().splitlines() if line.startswith(("import", "from"))]
         assert not any("tensorrt" in line or "nemo.export" in line for line in at_top), path
+
+
+# ----------------------------------------------------------------- the models of the paper
+
+LLAMA = {"architecture": "LlamaForCausalLM", "attn_bias": False, "mlp_bias": False, "norm_epsilon": 1e-5}
+QWEN = {
+    "architecture": "QWenForCausalLM", "qwen_type": "qwen2", "attn_bias": True, "mlp_bias": False,
+    "use_logn_attn": False, "rotary_base": 1000000, "rotary_scaling": None, "vocab_size": 152064,
+    "max_position_embeddings": 131072, "seq_length": 131072,
+}  # fmt: skip
+FIELDS = {
+    # From the published config.json of each, under TensorRT-LLM's names.
+    "qwen2_5_7b": QWEN | {
+        "num_hidden_layers": 28, "hidden_size": 3584, "intermediate_size": 18944, "num_attention_heads": 28,
+        "num_key_value_heads": 4, "head_size": 128, "norm_epsilon": 1e-6,
+    },
+    "qwen2_5_14b": QWEN | {
+        "num_hidden_layers": 48, "hidden_size": 5120, "intermediate_size": 13824, "num_attention_heads": 40,
+        "num_key_value_heads": 8, "head_size": 128,
+    },
+    "r1_distill_llama_8b": LLAMA | {
+        "rotary_base": 500000, "vocab_size": 128256, "num_key_value_heads": 8, "intermediate_size": 14336,
+        "rotary_scaling": {
+            "type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 8192,
+        },
+    },
+    "mistral_7b_instruct": LLAMA | {
+        "rotary_base": 1000000, "rotary_scaling": None, "vocab_size": 32000, "num_key_value_heads": 8,
+        "intermediate_size": 14336, "num_hidden_layers": 32, "hidden_size": 4096,
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("model", FIELDS)
+def test_engine_of_a_model_of_the_paper(
+    worlds: Worlds, model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    make_math_files(tmp_path)
+    make_model_files(tmp_path)
+    config = load_config([f"model={model}", "hardware=h100x8", "data=math", "rollout=trtllm"])
+    (found,) = worlds(1, stack="nemo").run(engine_config, config)
+    shared = {
+        "dtype": "bfloat16", "logits_dtype": "float32", "hidden_act": "silu", "head_size": 128,
+        "position_embedding_type": "rope_gpt_neox", "rotary_pct": 1.0, "use_parallel_embedding": True,
+        "share_embedding_table": False,
+    }  # fmt: skip
+    expected = shared | FIELDS[model]
+    assert {key: found[key] for key in expected} == expected
+    assert found["mapping"]["tp_size"] == config.model.tensor_model_parallel_size

@@ -185,3 +185,57 @@ def hang(rank: int, world_size: int, config: Config) -> None:
     _, policy = build_with_backend(config, Faults(hang=True))
     policy.prepare_for_inference()
     policy.infer(SAMPLED)
+
+
+def engine_config(rank: int, world_size: int, config: Config) -> dict[str, Any]:
+    """The configuration that NeMo's exporter would hand to TensorRT-LLM for a model of this size, unbuilt."""
+    from types import SimpleNamespace
+
+    from megatron.core.export.data_type import DataType
+    from megatron.core.export.export_config import ExportConfig
+    from megatron.core.export.model_type import ModelType
+    from support.fake_trtllm import seat
+
+    from tepo_nemo.nemo.host_config import host_config
+
+    seat()
+    from megatron.core.export.trtllm import trtllm_helper
+    from nemo.export.tensorrt_llm import TensorRTLLM
+
+    from tepo_nemo.nemo.rollout.trtllm.architecture import MODEL_TYPE, engine_class_of, exported_config
+
+    cfg = host_config(config).model
+    layers = SimpleNamespace(
+        **{
+            name: cfg[name]
+            for name in (
+                "num_layers", "hidden_size", "ffn_hidden_size", "num_attention_heads", "num_query_groups",
+                "kv_channels", "layernorm_epsilon",
+            )
+        },
+        add_bias_linear=cfg.bias,
+        add_qkv_bias=cfg.qkv_bias,
+    )  # fmt: skip
+    model = SimpleNamespace(cfg=cfg, transformer_config=layers)
+    exported = exported_config(model)
+    ranks = config.model.tensor_model_parallel_size
+    with engine_class_of(model):
+        helper = trtllm_helper.TRTLLMHelper(
+            transformer_config=TensorRTLLM("unused", load_model=False).get_transformer_config(exported),
+            model_type=ModelType[MODEL_TYPE],
+            **{
+                name: exported[name]
+                for name in (
+                    "position_embedding_type", "max_position_embeddings", "rotary_percentage", "rotary_base",
+                    "activation", "share_embeddings_and_output_weights",
+                )
+            },
+        )  # fmt: skip
+        found = helper._get_trtllm_config(
+            export_config=ExportConfig(inference_tp_size=ranks, use_parallel_embedding=True),
+            world_size=ranks,
+            gpus_per_node=8,
+            vocab_size_padded=config.model.vocab_size,
+            dtype=DataType.bfloat16,
+        )
+    return found.to_dict()
