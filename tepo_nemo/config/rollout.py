@@ -41,6 +41,6 @@ class TensorRTLLMConfig(Section):
     unload: bool = True
     """Give the engine's memory to training between rollouts; it is loaded again from its file."""
     engine_folder: LocalPath | None = None
-    """Where engine files are kept while a run lasts; null is the machine's folder for temporary files."""
+    """Where engine files are while a run lasts (one that fails leaves them); null is the temporary folder."""
     time_limit: Positive = 3600.0
     """Seconds that one batch may take before the run ends."""

@@ -17,7 +17,7 @@ from tepo_nemo.nemo.reference import FrozenReference
 from tepo_nemo.objectives.contract import Mean
 from tepo_nemo.parallel.data import gather_ragged_rows, sum_over_ranks
 from tepo_nemo.parallel.pipeline import broadcast_object_from_last_stage
-from tepo_nemo.rollout.protocol import Generation, GenerationRequest
+from tepo_nemo.rollout.protocol import Generation, GenerationRequest, no_responses
 from tepo_nemo.training.batch import MiniBatch, TokenStatistics
 from tepo_nemo.training.policy import UpdateResult
 
@@ -45,14 +45,12 @@ class MegatronPolicy:
 
     def infer(self, request: GenerationRequest) -> Generation:
         """Split the rows over data-parallel ranks, generate, and gather the whole on every rank."""
+        if not len(request):
+            return no_responses()
         size, rank = self.data_parallel_size, self.data_parallel_rank
         bounds = [len(request) * part // size for part in range(size + 1)]
         own = request.rows(bounds[rank], bounds[rank + 1])
-        if len(own):
-            local = self._actor.infer(own)
-        else:
-            empty = torch.zeros(0, 0)
-            local = Generation(empty.long(), torch.zeros(0).long(), torch.zeros(0).bool(), empty)
+        local = self._actor.infer(own)
         if size == 1:
             return local
         width = max(request.max_response_lengths)

@@ -17,7 +17,7 @@ class RolloutError(RuntimeError):
 
 @dataclass(frozen=True)
 class GenerationRequest:
-    """N responses to generate, and everything that their sampling noise may depend on.
+    """N responses to generate, and everything that their sampling noise may depend on. N may be 0.
 
     Two requests with equal rows give equal responses, whatever the batch they are generated in.
     """
@@ -91,6 +91,16 @@ class RolloutBackend(Protocol):
 
     def release(self) -> None:
         """Give the memory back to training."""
+
+
+def no_responses() -> Generation:
+    """The answer to a request of no rows."""
+    return Generation(
+        tokens=torch.zeros(0, 0, dtype=torch.int64),
+        lengths=torch.zeros(0, dtype=torch.int64),
+        finished=torch.zeros(0, dtype=torch.bool),
+        logprobs=torch.zeros(0, 0),
+    )
 
 
 def concatenate_generations(parts: Sequence[Generation]) -> Generation:

@@ -50,6 +50,7 @@ REQUESTS = {
     "one row": SAMPLED.rows(4, 5),
     "limits": replace(SAMPLED, max_response_lengths=LIMITS),
     "shuffled": SAMPLED.select(SHUFFLED),
+    "none": SAMPLED.rows(0, 0),
 }
 
 
@@ -68,7 +69,7 @@ def answer(
     requests: Mapping[str, GenerationRequest],
     faults: Faults | None = None,
 ) -> Answers:
-    """Answer every request, the last after the weights have been taken anew; then measure the answers."""
+    """Answer every request, then measure the answers."""
     host, policy = build_with_backend(config, faults)
     policy.prepare_for_inference()
     generations = {name: policy.infer(request) for name, request in requests.items()}
@@ -77,7 +78,7 @@ def answer(
     measured = {
         name: measure(host, policy, request, generations[name])
         for name, request in requests.items()
-        if len(request) % policy.data_parallel_size == 0
+        if len(request) and len(request) % policy.data_parallel_size == 0
     }
     return Answers(generations, measured)
 

@@ -15,7 +15,12 @@ from tepo_nemo.nemo.rollout.forward import last_logits, last_position_logits
 from tepo_nemo.nemo.rollout.kv_cache import KVCache
 from tepo_nemo.nemo.rollout.rotary import cache_rotated_keys
 from tepo_nemo.parallel.pipeline import broadcast_from_last_stage
-from tepo_nemo.rollout.protocol import Generation, GenerationRequest, concatenate_generations
+from tepo_nemo.rollout.protocol import (
+    Generation,
+    GenerationRequest,
+    concatenate_generations,
+    no_responses,
+)
 from tepo_nemo.rollout.sampling import row_keys, sample_tokens
 
 
@@ -51,6 +56,8 @@ class MegatronRollout:
     @torch.no_grad()
     def generate(self, request: GenerationRequest) -> Generation:
         """Generate batch by batch; see `RolloutBackend`."""
+        if not len(request):
+            return no_responses()
         # Prompts of similar length together: they join a batch at about the same step.
         order = sorted(range(len(request)), key=lambda row: len(request.prompt_tokens[row]))
         ordered = request.select(order)

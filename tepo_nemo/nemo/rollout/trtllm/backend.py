@@ -12,7 +12,12 @@ from tepo_nemo.nemo.rollout.trtllm.replicas import check_agreement, gather_rows,
 from tepo_nemo.nemo.rollout.trtllm.sampling import sampling_config
 from tepo_nemo.nemo.rollout.trtllm.signatures import check_signatures, import_exporter
 from tepo_nemo.nemo.rollout.trtllm.time_limit import time_limit
-from tepo_nemo.rollout.protocol import Generation, GenerationRequest, concatenate_generations
+from tepo_nemo.rollout.protocol import (
+    Generation,
+    GenerationRequest,
+    concatenate_generations,
+    no_responses,
+)
 
 
 class TensorRTLLMRollout:
@@ -75,11 +80,13 @@ class TensorRTLLMRollout:
     @torch.no_grad()
     def generate(self, request: GenerationRequest) -> Generation:
         """Generate batch by batch; see `RolloutBackend`."""
+        if not len(request):
+            return no_responses()
         own = own_rows(request)
         # Prompts of similar length together: a batch is as wide as its longest.
         order = sorted(range(len(own)), key=lambda row: len(own.prompt_tokens[row]))
         ordered = own.select(order)
-        generation = None
+        generation = no_responses()
         if order:
             generation = concatenate_generations(
                 [

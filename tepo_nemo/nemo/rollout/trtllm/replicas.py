@@ -36,16 +36,13 @@ def check_agreement(generation: Generation) -> None:
         )
 
 
-def gather_rows(own: Generation | None, width: int) -> Generation:
+def gather_rows(own: Generation, width: int) -> Generation:
     """The responses of all pipeline stages, in the order of the request; on every rank.
 
     Args:
-        own: of this stage; None where it had no rows.
+        own: of this stage, which may have had no rows.
         width: the columns of all stages' tokens.
     """
-    if own is None:
-        none = torch.zeros(0, 0)
-        own = Generation(none.long(), torch.zeros(0).long(), torch.zeros(0).bool(), none)
     group = parallel_state.get_pipeline_model_parallel_group()
 
     def whole(rows: Tensor) -> Tensor:
