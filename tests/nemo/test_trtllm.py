@@ -18,6 +18,7 @@ from support.trtllm_runs import (
     build_with_faults,
     call_with_faults,
     engine_config,
+    hang,
     lose_biases,
     make_even_toy,
     train,
@@ -212,6 +213,13 @@ def test_a_batch_that_never_comes_back_ends_the_rank() -> None:
         "TensorRT-LLM on rank 0, a batch of 4 prompts has taken more than rollout.trtllm.time_limit=0.3 s: "
         "it hangs, or the limit is too low; the run ends\n"
     )
+
+
+def test_an_engine_that_hangs_does_not_hold_its_rank(worlds: Worlds, even_toy: ToyFolder) -> None:
+    """The message of the rank is that of the test above."""
+    config = with_engine(LAYOUTS["tp1"].config(even_toy, *RUN), time_limit=0.5)
+    with pytest.raises(RuntimeError, match="rank 0 died"):
+        worlds(1, stack="nemo").run(hang, config, timeout=110)
 
 
 def test_nothing_of_tensorrt_llm_is_imported_without_it() -> None:
