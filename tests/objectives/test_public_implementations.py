@@ -11,11 +11,12 @@ import numpy as np
 import pytest
 import torch
 from objectives.cases import MAX_LENGTH, Case, build_preset, make_case, preset, run, select, totals
-from support.peer_losses import PeerResult, trl_loss, verl, verl_loss
+from support.peer_losses import PeerResult, trl_loss, verl, verl_loss, verl_weights
 
 from tepo_nemo.bench import peers
 from tepo_nemo.objectives import group_advantages
 from tepo_nemo.objectives.divergence import divergence
+from tepo_nemo.rollout.correction import RolloutCorrection
 
 # Those that verl has; group-token-mean is ours alone.
 AGGREGATIONS = ["token-mean", "seq-mean-token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm"]
@@ -98,6 +99,38 @@ def test_gspo_is_verls(aggregation):
             theirs = verl_loss("gspo", case, aggregation, clip_ratio_low=3e-4, clip_ratio_high=4e-4)
             for name in names:
                 assert_agree(run(build_preset(name, aggregation=aggregation), case), theirs)
+
+
+@with_verl
+@pytest.mark.parametrize("aggregation", AGGREGATIONS)
+def test_token_weights_are_verls(aggregation):
+    """With GSPO's full gradient, too: verl's form of its ratio is the one in which tokens have weights."""
+    clips = dict(clip_ratio_low=0.2, clip_ratio_high=0.2)
+    for case in lively_cases(shaped=False):
+        weights = np.random.default_rng(2).uniform(0, 2, case.mask.shape).round(1)
+        theirs = verl_loss("vanilla", case, aggregation, weights=weights, clip_ratio_c=NO_DUAL_CLIP, **clips)
+        options = dict(aggregation=aggregation, clip_low=0.2, clip_high=0.2)
+        assert_agree(run(build_preset("grpo", dual_clip=None, **options), case, weights=weights), theirs)
+        theirs = verl_loss("gspo", case, aggregation, weights=weights, **clips)
+        for name in ("gspo", "gspo_token"):
+            assert_agree(run(build_preset(name, **options), case, weights=weights), theirs)
+
+
+@with_verl
+@pytest.mark.parametrize(
+    ("kind", "threshold"), [("truncated", 2.0), ("truncated", 1.1), ("icepop", "0.5_5.0")]
+)
+def test_weights_of_tokens_are_verls(kind, threshold):
+    low, _, high = str(threshold).partition("_")
+    bounds = {"truncation": threshold, "icepop_low": 0.5, "icepop_high": 5.0}
+    if kind == "icepop":
+        bounds |= {"truncation": 2.0, "icepop_low": float(low), "icepop_high": float(high)}
+    random = torch.Generator().manual_seed(6)
+    old, sampled = (torch.randn(8, 16, generator=random, dtype=torch.float64) for _ in range(2))
+    mask = torch.rand(8, 16, generator=random) < 0.8
+    ours = RolloutCorrection(kind, response_gap_limit=None, **bounds).weights(old, sampled, mask)
+    torch.testing.assert_close(ours, verl_weights(old - sampled, mask, threshold), rtol=0, atol=0)
+    assert len(ours.unique()) > 10
 
 
 @with_verl

@@ -72,8 +72,38 @@ def verl() -> ModuleType:
     )
 
 
+@cache
+def _verl_correction() -> ModuleType:
+    folder = peers.folder_of("verl")
+    functional = peers.load_functions(
+        folder / "utils/torch_functional.py", ["masked_sum", "masked_mean"], {"torch": torch}
+    )
+    return peers.load_functions(
+        folder / "trainer/ppo/rollout_corr_helper.py",
+        ["_parse_rollout_is_threshold", "compute_rollout_correction_weights"],
+        {
+            "torch": torch,
+            "Optional": Optional,
+            "verl_F": functional,
+            "SAFETY_BOUND": 20.0,
+            "compute_is_metrics": lambda **_: {},
+        },
+    )
+
+
+def verl_weights(gap: Tensor, mask: Tensor, threshold: float | str) -> Tensor:
+    """verl's weights of tokens [S, T] by the log-ratio of policy to engine; "low_high" is IcePop."""
+    compute = _verl_correction().compute_rollout_correction_weights
+    return compute(gap, mask.to(gap.dtype), rollout_is="token", rollout_is_threshold=threshold)[0]
+
+
 def verl_loss(
-    name: str, case: Case, aggregation: str, whole: Case | None = None, **options: Any
+    name: str,
+    case: Case,
+    aggregation: str,
+    whole: Case | None = None,
+    weights: np.ndarray | None = None,
+    **options: Any,
 ) -> PeerResult:
     """One of verl's losses on a micro-batch of the mini-batch `whole`, with that one's denominators."""
     whole = whole or case
@@ -97,6 +127,7 @@ def verl_loss(
             response_mask=torch.tensor(case.mask).double(),
             loss_agg_mode=aggregation,
             config=config,
+            rollout_is_weights=None if weights is None else _tensor(case, weights),
         )
         told.update(metrics)
         return value
