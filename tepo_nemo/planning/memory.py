@@ -53,10 +53,11 @@ def memory_of(config: Config, shape: Architecture, stage: int) -> Memory:
     """Of a GPU of that stage, when sequences are as long as they may be."""
     parameters = shape.parameters_of_rank(stage)
     rows = generation_rows(config)
+    shared = config.trainer.optimizer.name == "distributed_adam"
     return Memory(
         weights=parameters * weight_bytes(config),
         gradients=parameters * 4,
-        optimizer=optimizer_bytes(config, parameters),
+        optimizer=parameters * optimizer_bytes(config) // (config.layout.data if shared else 1),
         activations=_activations(config, shape, stage, parameters),
         output_layer=_output_layer(config, shape, stage),
         key_values=rows * key_value_bytes(config, shape) * shape.sequence,
@@ -69,15 +70,11 @@ def weight_bytes(config: Config) -> int:
     return 2 if config.model.megatron_amp_O2 else 4
 
 
-def optimizer_bytes(config: Config, parameters: int) -> int:
-    """Of the optimizer state for the parameters of a rank: two moments, and a main copy of bf16 weights."""
-    match config.trainer.optimizer.name:
-        case "sgd":
-            return 0
-        case "adam":
-            return 8 * parameters
-        case "distributed_adam":
-            return (12 if config.model.megatron_amp_O2 else 8) * parameters // config.layout.data
+def optimizer_bytes(config: Config) -> int:
+    """Of the optimizer's state for a parameter: two moments, and a main copy of a bf16 weight."""
+    if config.trainer.optimizer.name == "sgd":
+        return 0
+    return 12 if config.model.megatron_amp_O2 else 8
 
 
 def micro_batch_tokens(config: Config, shape: Architecture) -> int:

@@ -13,6 +13,7 @@ from tepo_nemo.planning.memory import (
     generation_rows,
     key_value_bytes,
     memory_of,
+    optimizer_bytes,
     sampling_bytes,
     weight_bytes,
 )
@@ -58,6 +59,11 @@ class Plan:
     def rows(self) -> int:
         """Sequences that a copy of the model does generate at once."""
         return generation_rows(self.config)
+
+    @property
+    def checkpoint_bytes(self) -> int:
+        """Of a checkpoint that training goes on from: weights and optimizer state, each once."""
+        return self.shape.parameters * (weight_bytes(self.config) + optimizer_bytes(self.config))
 
     @property
     def reference_bytes(self) -> int:

@@ -104,7 +104,19 @@ def _layout(plan: Plan) -> Iterator[tuple[str, str]]:
     )
     fitting = "" if plan.rows_that_fit is None else f" ({plan.rows_that_fit} would fit)"
     yield "generation", f"{plan.rows} sequences at once a copy of the model{fitting}"
+    trainer = config.trainer
+    yield (
+        "checkpoints",
+        (
+            f"{_size(plan.checkpoint_bytes)} each, {trainer.keep_last + trainer.keep_best} kept, and "
+            f"{_size(plan.shape.parameters * memory.weight_bytes(config))} of weights at the end"
+        ),
+    )
     yield "prompts", f"at most {plan.shape.sequence - config.rollout.max_response_length:,} tokens"
+
+
+def _size(count: int) -> str:
+    return f"{count / GIB:.1f} GiB" if count > 0.1 * GIB else f"{count / 2**20:.1f} MiB"
 
 
 def _parameters(plan: Plan) -> Iterator[tuple[str, str]]:

@@ -131,6 +131,8 @@ def test_a_saved_configuration(capsys, tmp_path):
 def test_a_plan_for_cpus_is_a_layout(capsys):
     text = planned(capsys, "experiment=toy_cpu")
     assert "2 = 2 tensor x 1 pipeline x 1 data" in text
+    # 529,280 parameters of 4 + 8 bytes
+    assert "6.1 MiB each, 2 kept, and 2.0 MiB of weights" in text
     assert "GiB" not in text and "start    tepo-nemo train experiment=toy_cpu\n" in text
 
 

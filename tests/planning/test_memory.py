@@ -45,6 +45,13 @@ def test_bytes_a_parameter_without_bf16_weights(mode, weights, optimizer):
     assert memory.optimizer == optimizer * parameters
 
 
+def test_a_checkpoint_has_weights_and_optimizer_state_once():
+    assert plan().checkpoint_bytes == 7_615_616_512 * (2 + 12)
+    assert plan("hardware=h100x32").checkpoint_bytes == plan().checkpoint_bytes
+    fp32 = plan("model.megatron_amp_O2=false", "trainer.optimizer.name=adam")
+    assert fp32.checkpoint_bytes == 7_615_616_512 * (4 + 8)
+
+
 def test_keys_and_values():
     """28 layers, 2 x 4 heads of 128 channels of 2 bytes, a quarter of them; 256 sequences of 10240."""
     assert plan().stages[0].key_values == 28 * 2 * 4 * 128 * 2 // 4 * 256 * 10240
