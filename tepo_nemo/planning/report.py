@@ -63,19 +63,21 @@ def assumptions(plan: Plan) -> Iterator[str]:
 
 
 def launch_lines(plan: Plan, arguments: Sequence[str], config_file: Path | None) -> Iterator[str]:
-    """The commands that start the run, with the arguments that the plan was made of."""
+    """The commands that start the run, with the arguments that the plan was made of.
+
+    A saved configuration starts with `tepo-nemo train` alone: the others take overrides.
+    """
     words = " ".join(map(shlex.quote, arguments))
+    saved = "" if config_file is None else f"--config {shlex.quote(str(config_file))} "
     hardware = plan.config.hardware
-    given = words if config_file is None else f"--config {shlex.quote(str(config_file))} {words}".rstrip()
     if hardware.nodes == 1:
-        yield f"tepo-nemo train {given}".rstrip()
-    if hardware.accelerator == "gpu":
-        yield f"tepo-nemo submit {given}".rstrip()
-        if config_file is None:
-            yield (
-                f"srun --nodes={hardware.nodes} --ntasks-per-node={hardware.devices_per_node} "
-                f"--gpus-per-node={hardware.devices_per_node} python examples/train_tepo.py {words}"
-            ).rstrip()
+        yield f"tepo-nemo train {saved}{words}".rstrip()
+    if hardware.accelerator == "gpu" and config_file is None:
+        yield f"tepo-nemo submit {words}".rstrip()
+        yield (
+            f"srun --nodes={hardware.nodes} --ntasks-per-node={hardware.devices_per_node} "
+            f"--gpus-per-node={hardware.devices_per_node} python examples/train_tepo.py {words}"
+        ).rstrip()
 
 
 def _layout(plan: Plan) -> Iterator[tuple[str, str]]:

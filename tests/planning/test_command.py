@@ -121,11 +121,11 @@ def test_what_is_not_known_or_not_counted_is_said(capsys):
 
 
 def test_a_saved_configuration(capsys, tmp_path):
-    config = load_config(["experiment=paper_qwen2_5_7b", "hardware=h100x16"], files=False)
+    config = load_config(["experiment=paper_qwen2_5_7b"], files=False)
     (tmp_path / "saved.yaml").write_text(dump_config(config))
     text = planned(capsys, "--config", "saved.yaml", "rollout.batch_size=64")
-    assert "start    tepo-nemo submit --config saved.yaml rollout.batch_size=64\n" in text
-    assert "srun" not in text
+    assert "start    tepo-nemo train --config saved.yaml rollout.batch_size=64\n" in text
+    assert text.count("start ") == 1  # submit and srun take overrides
 
 
 def test_a_plan_for_cpus_is_a_layout(capsys):
