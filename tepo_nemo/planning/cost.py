@@ -4,7 +4,15 @@ from dataclasses import dataclass
 
 from tepo_nemo.config.schema import AlgorithmConfig, Config
 from tepo_nemo.planning.architecture import Architecture
-from tepo_nemo.planning.memory import generation_rows, key_value_bytes, micro_batch_tokens, weight_bytes
+from tepo_nemo.planning.memory import (
+    generating_copies,
+    generation_rows,
+    has_engine,
+    key_value_bytes,
+    micro_batch_tokens,
+    rollout_shape,
+    weight_bytes,
+)
 
 MODEL_FLOPS_UTILIZATION = 0.4  # of the peak, in updates and in passes without a gradient
 BANDWIDTH_UTILIZATION = 0.5  # of the peak, while decoding
@@ -99,10 +107,10 @@ def _rollout_s(config: Config, shape: Architecture, prompt: int, response: int) 
     Stages of a pipeline work one after the other.
     """
     bandwidth = config.hardware.device_bandwidth_gb_s * 1e9 * BANDWIDTH_UTILIZATION
-    share = config.layout.responses_per_step / config.layout.data
+    share = config.layout.responses_per_step / generating_copies(config)
     batches = -(-share // generation_rows(config))
     positions = batches * config.rollout.max_response_length
-    weights = shape.parameters * weight_bytes(config) / shape.tensor
-    cached = shape.pipeline * key_value_bytes(config, shape)
+    weights = shape.parameters * (2 if has_engine(config) else weight_bytes(config)) / shape.tensor
+    cached = rollout_shape(config, shape).pipeline * key_value_bytes(config, shape)
     reads = positions * weights + share * response * (prompt + response / 2) * cached
     return reads / bandwidth + positions * shape.layers * LAYER_LAUNCH_S

@@ -83,7 +83,8 @@ def _shortage(plan: Plan) -> int:
     """What a layout lacks for an update and for a rollout of `FEWEST_ROWS` sequences."""
     memory = plan.stages[plan.worst]
     rows = min(plan.rows, FEWEST_ROWS)
-    return max(memory.update, memory.resident + (memory.key_values + memory.sampling) * rows // plan.rows)
+    fixed = memory.resident + memory.engine
+    return max(memory.update, fixed + (memory.key_values + memory.sampling) * rows // plan.rows)
 
 
 def _differences(given: Config, proposed: Config) -> list[str]:

@@ -5,7 +5,7 @@ What a forward and backward pass keeps is an estimate from the layers of Transfo
 holds no scores; it has been measured on no GPU.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tepo_nemo.config.schema import Config
 from tepo_nemo.planning.architecture import Architecture
@@ -27,8 +27,10 @@ class Memory:
     optimizer: int
     activations: int
     output_layer: int
+    engine: int  # weights of a rollout engine of its own
     key_values: int
     sampling: int
+    engine_stays: bool  # while updating, too
 
     @property
     def resident(self) -> int:
@@ -37,11 +39,12 @@ class Memory:
 
     @property
     def update(self) -> int:
-        return self.resident + self.activations + self.output_layer
+        kept = self.engine + self.key_values if self.engine_stays else 0
+        return self.resident + self.activations + self.output_layer + kept
 
     @property
     def rollout(self) -> int:
-        return self.resident + self.key_values + self.sampling
+        return self.resident + self.engine + self.key_values + self.sampling
 
     @property
     def peak(self) -> int:
@@ -60,9 +63,21 @@ def memory_of(config: Config, shape: Architecture, stage: int) -> Memory:
         optimizer=parameters * optimizer_bytes(config) // (config.layout.data if shared else 1),
         activations=_activations(config, shape, stage, parameters),
         output_layer=_output_layer(config, shape, stage),
+        engine=rollout_shape(config, shape).parameters_of_rank(0) * 2 if has_engine(config) else 0,
         key_values=rows * key_value_bytes(config, shape) * shape.sequence,
-        sampling=rows * sampling_bytes(shape, stage),
+        sampling=rows * sampling_bytes(config, shape, stage),
+        engine_stays=has_engine(config) and not config.rollout.trtllm.unload,
     )
+
+
+def has_engine(config: Config) -> bool:
+    """Whether rollouts come from an engine on the same GPUs that has weights of its own."""
+    return config.rollout.backend == "trtllm"
+
+
+def rollout_shape(config: Config, shape: Architecture) -> Architecture:
+    """How the model is shared out while it generates: TensorRT-LLM's engines have all layers on each rank."""
+    return replace(shape, pipeline=1) if has_engine(config) else shape
 
 
 def weight_bytes(config: Config) -> int:
@@ -89,19 +104,27 @@ def micro_batch_tokens(config: Config, shape: Architecture) -> int:
     return tokens
 
 
+def generating_copies(config: Config) -> int:
+    """Copies of the model, or engines, that answer different prompts at the same time."""
+    return config.layout.data * (config.layout.pipeline if has_engine(config) else 1)
+
+
 def generation_rows(config: Config) -> int:
-    """Sequences that a copy of the model generates at once in a step."""
-    share = -(-config.layout.responses_per_step // config.layout.data)
+    """Sequences that a copy of the model, or an engine, generates at once in a step."""
+    share = -(-config.layout.responses_per_step // generating_copies(config))
     return share if config.rollout.batch_size is None else min(share, config.rollout.batch_size)
 
 
 def key_value_bytes(config: Config, shape: Architecture) -> int:
     """Of a token in the cache of a rank."""
-    return shape.layers_per_stage * 2 * shape.key_value_width // shape.tensor * _compute_bytes(config)
+    layers = rollout_shape(config, shape).layers_per_stage
+    return layers * 2 * shape.key_value_width // shape.tensor * _compute_bytes(config)
 
 
-def sampling_bytes(shape: Architecture, stage: int) -> int:
-    """Of a sequence, where its next token is drawn: on the last stage."""
+def sampling_bytes(config: Config, shape: Architecture, stage: int) -> int:
+    """Of a sequence, where its next token is drawn by us: on the last stage."""
+    if has_engine(config):
+        return 0
     return shape.padded_vocabulary // shape.tensor * _SAMPLING if stage == shape.pipeline - 1 else 0
 
 

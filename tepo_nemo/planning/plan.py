@@ -50,8 +50,8 @@ class Plan:
             return None
         token = key_value_bytes(self.config, self.shape)
         return min(
-            max(0, self.room - memory.resident)
-            // (token * self.shape.sequence + sampling_bytes(self.shape, stage))
+            max(0, self.room - memory.resident - memory.engine)
+            // (token * self.shape.sequence + sampling_bytes(self.config, self.shape, stage))
             for stage, memory in enumerate(self.stages)
         )
 

@@ -16,6 +16,7 @@ _PARTS = {
     "optimizer": "optimizer state",
     "activations": "activations of an update",
     "output_layer": "output layer of an update",
+    "engine": "weights of the rollout engine",
     "key_values": "keys and values of a rollout",
     "sampling": "drawing tokens in a rollout",
 }
@@ -46,7 +47,11 @@ def assumptions(plan: Plan) -> Iterator[str]:
     yield (
         f"memory: all sequences have {plan.shape.sequence} tokens; attention holds no scores (Transformer "
         f"Engine); {memory.RESERVED / GIB:g} GiB are reserved for CUDA, NCCL and fragmentation; rollouts use "
-        "the weights of training"
+        + (
+            "an engine in bf16 with all layers on each rank"
+            if memory.has_engine(plan.config)
+            else "the weights of training"
+        )
     )
     if plan.room is None:
         yield "memory: hardware.device_memory_gib=null, so that nothing is compared with a GPU's"
@@ -146,7 +151,8 @@ def _memory(plan: Plan) -> Section:
     def row(name: str, values: Sequence[int]) -> list[str]:
         return [name, *(f"{value / GIB:.2f}" for value in values)]
 
-    rows = [row(name, [getattr(stage, part) for stage in stages]) for part, name in _PARTS.items()]
+    parts = [part for part in _PARTS if part != "engine" or memory.has_engine(plan.config)]
+    rows = [row(_PARTS[part], [getattr(stage, part) for stage in stages]) for part in parts]
     rows.append(row("while updating", [stage.update for stage in stages]))
     rows.append(row("while generating", [stage.rollout for stage in stages]))
     if plan.room is not None:

@@ -169,3 +169,28 @@ def test_a_reference_policy_lies_in_host_memory_once_a_rank():
 def test_an_architecture_that_only_the_checkpoint_knows_is_refused():
     with pytest.raises(UserError, match=r"^model.num_layers=null: a plan takes the architecture from the"):
         plan("model.num_layers=null")
+
+
+def test_an_engine_of_its_own_has_bf16_weights_and_a_cache_of_all_layers():
+    """TensorRT-LLM's ranks share layers and no pipeline: two stages are two engines, with half the rows."""
+    engine = ["rollout=trtllm", "rollout.batch_size=256"]
+    layer = H * (Q + 2 * KV) + (Q + 2 * KV) + Q * H + 3 * H * F
+    weights = 2 * ((LAYERS * layer + 2 * V * H) // 4 + (2 * LAYERS + 1) * H)
+    cache = 28 * 2 * 128 * 2 * 10240
+    one = plan(*engine).stages[0]
+    assert (one.engine, one.key_values, one.sampling) == (weights, 256 * cache, 0)
+    assert one.rollout == one.resident + weights + 256 * cache
+    assert one.update == one.resident + one.activations + one.output_layer
+    for stage in plan("model.pipeline_model_parallel_size=2", *engine).stages:
+        assert (stage.engine, stage.key_values) == (
+            weights,
+            256 * cache,
+        )  # 512 responses on 1 copy, 2 engines
+    kept = plan(*engine, "rollout.trtllm.unload=false").stages[0]
+    assert kept.update == one.update + weights + 256 * cache
+
+
+def test_what_fits_beside_an_engine():
+    own, engine = plan("rollout.batch_size=8"), plan("rollout=trtllm", "rollout.batch_size=8")
+    lost = engine.stages[0].engine / (28 * 2 * 128 * 2 * 10240)
+    assert own.rows_that_fit > engine.rows_that_fit > own.rows_that_fit - lost - 1
