@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ from tepo_nemo.config.schema import Config
 from tepo_nemo.data.prompts import fingerprint as prompts_fingerprint
 from tepo_nemo.errors import UserError
 from tepo_nemo.nemo.build import Host
-from tepo_nemo.nemo.resume import Restored, find_newest, load_checkpoint
+from tepo_nemo.nemo.resume import Restored, find_newest, load_checkpoint, read_state
 from tepo_nemo.nemo.saver import CheckpointSaver, Retention
 from tepo_nemo.rollout.batch import TokenizedPrompt
 from tepo_nemo.runs.checkpoints import CheckpointFolder
@@ -57,8 +58,8 @@ class RunHistory:
         found = find_newest(folder, fingerprint(self._config))
         if found.position is None:
             return None
-        restored = load_checkpoint(host, folder.of(found.position))
-        begun = restored.state["run"]
+        path = folder.of(found.position)
+        begun = read_state(path)["run"]
         if begun["train_set"] != self._train_set:
             raise UserError(
                 f"data.train={self._config.data.train}: is not what it was when the run began (restore it, "
@@ -70,8 +71,9 @@ class RunHistory:
                 f"and {begun['start_bytes']} when the run began (restore it, or choose another output)"
             )
         self._earlier_s, self.eval_before = begun["wall_s"], begun["eval_before"]
-        note = f"goes on from {directory.checkpoints.name}/{found.position.name}"
-        return Restored(restored.state, restored.progress, [*found.notes, *restored.notes, note])
+        restored = load_checkpoint(host, path)
+        note = f"goes on from {directory.checkpoints.name}/{path.name}"
+        return replace(restored, notes=[*found.notes, *restored.notes, note])
 
 
 def make_saver(

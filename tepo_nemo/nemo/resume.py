@@ -43,6 +43,7 @@ class Found:
 class Restored:
     """What was put in place, and what the trainer is to be told."""
 
+    position: Position
     state: dict[str, Any]
     progress: SavedProgress | None
     notes: list[str]
@@ -92,10 +93,15 @@ def _check(path: Path, fingerprint: str) -> None:
         raise Unusable(found)
 
 
+def read_state(path: Path) -> dict[str, Any]:
+    """What the trainer and the run have said of themselves in a checkpoint."""
+    return json.loads((path / STATE).read_text(encoding="utf-8"))
+
+
 def load_checkpoint(host: Host, path: Path) -> Restored:
     """Load weights, optimizer and random generators; called by all ranks, after the reference is kept."""
     actor, optimizer = host.actor, host.optimizer
-    state = json.loads((path / STATE).read_text(encoding="utf-8"))
+    state = read_state(path)
     weights = load_sharded({"state_dict": actor.sharded_state_dict()}, path / WEIGHTS)
     actor.on_load_checkpoint(weights)
     tensors = optimizer_tensors(actor, optimizer)
@@ -112,7 +118,7 @@ def load_checkpoint(host: Host, path: Path) -> Restored:
             f"saved at {_shown(state['layout'])}, goes on at {_shown(own_layout())}: sums are rounded in "
             "another order from here, and the generators of the ranks start anew (the run draws from none)"
         )
-    return Restored(state, _progress(path, state["layout"], own), notes)
+    return Restored(Position.of(path.name), state, _progress(path, state["layout"], own), notes)
 
 
 def _progress(path: Path, layout: dict[str, int], own: dict[str, Tensor]) -> SavedProgress | None:

@@ -190,7 +190,7 @@ def train(config: Config, console: TextIO, stop: StopFlag) -> None:
         for line in restored.notes:
             recorder.message(line)
         trainer.load_state_dict(restored.state, restored.progress)
-        saver.failed = restored.state["failed_saves"]
+        saver.newest, saver.failed = restored.position, restored.state["failed_saves"]
     status = "failed"
     try:
         if restored is None and config.data.evaluate_before and sets:

@@ -107,6 +107,7 @@ class CheckpointSaver:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._pending: _Pending | None = None
         self.failed = 0
+        self.newest: Position | None = None  # of the complete checkpoints
 
     # ----------------------------------------------------------------- the trainer's
 
@@ -117,7 +118,7 @@ class CheckpointSaver:
         metrics: dict[str, float],
         *,
         required: bool,
-    ) -> bool:
+    ) -> None:
         """See `Saver`. Raises SaveError where the checkpoint is required."""
         self._settle(required=False)
         position = Position(state["step"], 0 if progress is None else progress.numbers["done"])
@@ -125,8 +126,15 @@ class CheckpointSaver:
         try:
             self._begin(position, state, progress, score)
         except RankError as failure:
-            return self._failure(position, failure, required)
-        return self._settle(required=required) if required or not self._background else True
+            self._fail(position, failure, required)
+            return
+        if required or not self._background:
+            self._settle(required=required)
+
+    def has(self, step: int) -> bool:
+        """See `Saver`."""
+        self._settle(required=False)
+        return self.newest == Position(step)
 
     def poll(self) -> None:
         """See `Saver`."""
@@ -205,17 +213,18 @@ class CheckpointSaver:
             texts[f"{PROGRESS}.json"] = to_json(progress.numbers)
         return texts
 
-    def _settle(self, *, required: bool) -> bool:
-        """Wait until the checkpoint under way is complete under its name; True where none is under way."""
+    def _settle(self, *, required: bool) -> None:
+        """Wait until the checkpoint under way, if there is one, is complete under its name."""
         if self._pending is None:
-            return True
+            return
         pending, self._pending = self._pending, None
         try:
             self._finish(pending)
         except RankError as failure:
             self._drop(pending.partial)
-            return self._failure(pending.position, failure, required)
-        return True
+            self._fail(pending.position, failure, required)
+        else:
+            self.newest = pending.position
 
     def _finish(self, pending: _Pending) -> None:
         error = pending.written.exception()
@@ -250,14 +259,13 @@ class CheckpointSaver:
             pending.position, keep_last=self._retention.keep_last, keep_best=self._retention.keep_best
         )
 
-    def _failure(self, position: Position, failure: RankError, required: bool) -> bool:
+    def _fail(self, position: Position, failure: RankError, required: bool) -> None:
         self.failed += 1
         line = f"checkpoint {position.name} could not be written: {failure}"
         if required:
             raise SaveError(line) from failure
         if self._is_main:
             self._report(line)
-        return False
 
     def _drop(self, partial: Path) -> None:
         """What is written of a checkpoint that has failed. The disk may be full of it."""

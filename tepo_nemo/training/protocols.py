@@ -32,15 +32,19 @@ class Saver(Protocol):
         metrics: dict[str, float],
         *,
         required: bool,
-    ) -> bool:
-        """Write the policy and the trainer's state. Returns False where that failed, unless it is required.
+    ) -> None:
+        """Write the policy and the trainer's state. A failure is told and counted, unless it is required.
 
         Args:
             state: JSON of `Trainer.state_dict`.
             progress: of a step that was stopped between two updates.
             metrics: of the last finished step.
-            required: the run ends after it.
+            required: the run ends after it; a failure is raised, and nothing is left under way.
         """
+        ...
+
+    def has(self, step: int) -> bool:
+        """Whether the state after `step` is kept. Waits for what is being written in the background."""
         ...
 
     def poll(self) -> None:

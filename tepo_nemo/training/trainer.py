@@ -98,7 +98,6 @@ class Trainer:
         self._batch: TrainBatch | None = None
         self._mini_batches: list[MiniBatch] = []
         self._last_metrics: dict[str, float] = {}
-        self._saved_step = 0
 
     # ----------------------------------------------------------------- life cycle
 
@@ -108,7 +107,7 @@ class Trainer:
             while self.step < self._settings.max_steps:
                 self._fit_step()
         except Stopped:
-            if self._progress is not None or self.step != self._saved_step:
+            if self._progress is not None or (self.step and not self._saver.has(self.step)):
                 self._recorder.flush()
                 self.save(required=True)
             raise
@@ -134,7 +133,7 @@ class Trainer:
         progress = self._progress
         if progress is not None and progress.done < len(self._mini_batches):
             progress.seconds = self._timers.take()
-        saved = self._saver.save(
+        self._saver.save(
             self.state_dict(),
             None
             if progress is None
@@ -142,8 +141,6 @@ class Trainer:
             self._last_metrics,
             required=required,
         )
-        if saved:
-            self._saved_step = self.step
 
     def state_dict(self) -> dict[str, int]:
         """The trainer's own state; everything random is a function of it and the seed."""
@@ -151,7 +148,7 @@ class Trainer:
 
     def load_state_dict(self, state: dict[str, Any], progress: SavedProgress | None = None) -> None:
         """Continue after the step that `state` was taken at, or inside the one after it."""
-        self.step = self._saved_step = state["step"]
+        self.step = state["step"]
         self.consumed_prompts = state["consumed_prompts"]
         if progress is not None:
             self._progress = load_progress(progress)

@@ -19,7 +19,7 @@ def draws() -> list[float]:
 
     with get_cuda_rng_tracker().fork():
         tracked = torch.rand(()).item()
-    return [random.random(), float(np.random.rand()), random.gauss(), torch.rand(()).item(), tracked]
+    return [random.random(), float(np.random.rand()), random.gauss(0, 1), torch.rand(()).item(), tracked]
 
 
 def save_draw_restore_draw(rank: int, world_size: int, config: Config) -> tuple[list[float], list[float]]:
@@ -30,7 +30,7 @@ def save_draw_restore_draw(rank: int, world_size: int, config: Config) -> tuple[
     random.seed(200 + rank)
     np.random.seed(300 + rank)
     draws()
-    random.gauss()  # which keeps a second one for the next call
+    random.gauss(0, 1)  # which keeps a second one for the next call
     state = {name: value.clone() for name, value in random_state().items()}
     first = draws()
     draws()

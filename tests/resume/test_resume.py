@@ -23,16 +23,21 @@ DISTRIBUTED = "trainer.optimizer.name=distributed_adam"
 PRODUCTION = (DISTRIBUTED, "model.precision=bf16", "model.megatron_amp_O2=true")
 # By name: the layout, and what differs from TEPO with dynamic sampling.
 RUNS: dict[str, tuple[dict[str, int], tuple[str, ...]]] = {
-    "tp1": ({}, (STATIC,)),
-    "tp1-dynamic": ({}, ()),
-    "tp2": ({"tensor": 2}, ()),
-    "pp2": ({"pipeline": 2}, (STATIC,)),
+    "tp1": ({}, ()),
+    "tp2": ({"tensor": 2}, (STATIC,)),
+    "pp2": ({"pipeline": 2}, ()),
     "dp2": ({"data": 2}, (STATIC,)),
-    "tp2-production": ({"tensor": 2}, (STATIC, *PRODUCTION)),
     "dp2-production": ({"data": 2}, PRODUCTION),
-    "tp1-sgd": ({}, ("trainer.optimizer.name=sgd", "trainer.optimizer.learning_rate=0.1")),
-    "tp1-async": ({}, ("trainer.async_save=true",)),
-    "tp1-reference": ({}, ("algorithm=grpo", "algorithm.kl_coefficient=0.05", STATIC)),
+    "sgd-async": (
+        {},
+        (
+            STATIC,
+            "trainer.optimizer.name=sgd",
+            "trainer.optimizer.learning_rate=0.1",
+            "trainer.async_save=true",
+        ),
+    ),
+    "reference": ({}, (STATIC, "algorithm=grpo", "algorithm.kl_coefficient=0.05")),
 }
 # A stop for each process: between two updates, in a rollout, between two updates again, and before the first.
 STOPS = (StopAt("update", 2), StopAt("rollout", 2), StopAt("update", 4), StopAt("update", 2), None)

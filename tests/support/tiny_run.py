@@ -135,11 +135,13 @@ class MemorySaver:
         metrics: dict[str, float],
         *,
         required: bool,
-    ) -> bool:
+    ) -> None:
         if progress is not None:
             progress = replace(progress, numbers=json.loads(to_json(progress.numbers)))
         self.saved.append(Saved(json.loads(json.dumps(state)), deepcopy(progress), self._policy.state()))
-        return True
+
+    def has(self, step: int) -> bool:
+        return any(saved.step == step and saved.progress is None for saved in self.saved)
 
     def poll(self) -> None:
         """Nothing is on its way."""
@@ -156,6 +158,7 @@ class Run:
 
     def resume(self, saved: Saved) -> None:
         """Go on from a checkpoint."""
+        self.saver.saved.append(saved)
         self.policy.load_state(saved.policy)
         self.trainer.load_state_dict(saved.state, saved.progress)
 

@@ -145,7 +145,10 @@ class _NoSaver:
 
     failed = 0
 
-    def save(self, *_: object, **__: object) -> bool:
+    def save(self, *_: object, **__: object) -> None:
+        """Nothing."""
+
+    def has(self, step: int) -> bool:
         return True
 
     def poll(self) -> None:
