@@ -30,12 +30,16 @@ def main() -> NoReturn:
     parser.add_argument("--config", type=Path, required=True, help="the resolved configuration of the run")
     parser.add_argument("--evaluate", action="store_true", help="evaluate the checkpoint, do not train it")
     arguments = parser.parse_args()
-    body = evaluate_as_rank if arguments.evaluate else run_rank
-    end_with(lambda: body(load_config(config_file=arguments.config)))
+    if arguments.evaluate:
+        end_with(lambda: evaluate_as_rank(load_config(config_file=arguments.config)))
+    stop = _listening()
+    end_with(lambda: run_rank(load_config(config_file=arguments.config), stop))
 
 
 def train_from_overrides(overrides: Sequence[str]) -> NoReturn:
     """A rank that srun or torchrun has started, or the only one; checks the run as `tepo-nemo train` does."""
+
+    stop = _listening()
 
     def train(rank: int) -> None:
         config = load_config(overrides)
@@ -46,9 +50,9 @@ def train_from_overrides(overrides: Sequence[str]) -> NoReturn:
                 print(finished_line(config))
         elif rank == 0:
             with open_run(config):
-                run_rank(config)
+                run_rank(config, stop)
         else:
-            run_rank(config)
+            run_rank(config, stop)
 
     _end_as_rank(train)
 
@@ -75,10 +79,16 @@ def _end_as_rank(body: Callable[[int], None]) -> NoReturn:
     end_with(lambda: body(rank), report=print_error if rank == 0 else _print_error_late)
 
 
-def run_rank(config: Config) -> None:
-    """Train as the rank that RANK, WORLD_SIZE and LOCAL_RANK name, in a run directory that is made."""
-    stop = StopFlag(config.trainer.max_seconds)
+def _listening() -> StopFlag:
+    """From the first moment on: to load what training needs takes a while, in which a signal may come."""
+    stop = StopFlag()
     stop.listen()
+    return stop
+
+
+def run_rank(config: Config, stop: StopFlag) -> None:
+    """Train as the rank that RANK, WORLD_SIZE and LOCAL_RANK name, in a run directory that is made."""
+    stop.limit(config.trainer.max_seconds)
     prepare_devices(config)
     from tepo_nemo.nemo.run import train
 

@@ -14,16 +14,18 @@ class StopFlag:
 
     The flag is only looked at, between pieces of work: a signal handler that saved would do so in the middle
     of an update.
-
-    Args:
-        limit_s: seconds from now after which to stop; None for no limit.
     """
 
     REASONS = ("", "its time limit", "SIGUSR1", "SIGTERM")
 
-    def __init__(self, limit_s: float | None = None) -> None:
-        self._deadline = None if limit_s is None else time.monotonic() + limit_s
+    def __init__(self) -> None:
+        self._made = time.monotonic()
+        self._limit_s: float | None = None
         self._signalled = 0
+
+    def limit(self, seconds: float | None) -> None:
+        """Stop that long after this was made; None for no limit."""
+        self._limit_s = seconds
 
     def listen(self) -> None:
         """Take note of SIGTERM and SIGUSR1 from now on, in place of dying of them."""
@@ -33,7 +35,7 @@ class StopFlag:
     @property
     def value(self) -> int:
         """The number of the reason in `REASONS`."""
-        late = self._deadline is not None and time.monotonic() >= self._deadline
+        late = self._limit_s is not None and time.monotonic() >= self._made + self._limit_s
         return self._signalled or int(late)
 
     def _note(self, number: int, frame: FrameType | None) -> None:

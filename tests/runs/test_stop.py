@@ -41,7 +41,10 @@ def test_the_announcement_is_followed_by_the_end() -> None:
 def test_a_time_limit_comes_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [100.0]
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
-    limited, unlimited = StopFlag(limit_s=60), StopFlag()
+    limited, unlimited = StopFlag(), StopFlag()
+    now[0] = 120.0
+    limited.limit(60)  # of the whole, what has passed already included
+    unlimited.limit(None)
     now[0] = 159.9
     assert limited.value == 0
     now[0] = 160.0

@@ -46,17 +46,19 @@ def killable_config(toy: ToyFolder, output: Path, steps: int, **layout: int) -> 
     )
 
 
+_NOT_YET = 255
+
+
 def train_watched(rank: int, world_size: int, config: Config, phase_file: Path) -> Ended:
-    """A run whose main rank writes down what it is at, so that it is known when it is killed."""
-    with _phases(phase_file) if rank == 0 else _nothing():
-        stop = StopFlag()
-        stop.listen()
+    """A run whose ranks write down what they are at, so that it is known when they are killed."""
+    stop = StopFlag()
+    stop.listen()
+    with _phases(_of_rank(phase_file, rank)):
         return train_here(rank, config, stop)
 
 
-@contextmanager
-def _nothing() -> Iterator[None]:
-    yield
+def _of_rank(phase_file: Path, rank: int) -> Path:
+    return phase_file.with_suffix(f".{rank}")
 
 
 @contextmanager
@@ -67,10 +69,9 @@ def _phases(path: Path) -> Iterator[None]:
     from tepo_nemo.training.collect import StepCollector
     from tepo_nemo.training.trainer import Trainer
 
-    with open(path, "wb+") as file:
-        file.write(b"\0")
-        file.flush()
+    with open(path, "rb+") as file:
         byte = mmap.mmap(file.fileno(), 1)
+    byte[0] = PHASES.index("starting")
 
     def marked(owner: object, name: str, phase: str):
         plain = getattr(owner, name)
@@ -135,7 +136,8 @@ class Harrier:
     def _run(self, number: signal.Signals | None, after_s: float) -> list[Ended] | None:
         """One process a rank; None where it was ended early."""
         self.tally.processes += 1
-        self._phase_file.write_bytes(b"\0")
+        for rank in range(self._world.size):
+            _of_rank(self._phase_file, rank).write_bytes(bytes([_NOT_YET]))
         answers: list[list[Ended] | BaseException] = []
 
         def body() -> None:
@@ -161,13 +163,16 @@ class Harrier:
     def _end(self, thread: threading.Thread, number: signal.Signals, after_s: float) -> None:
         while self._world._ranks is None and thread.is_alive():
             time.sleep(0.001)
+        if number != signal.SIGKILL:  # as a Python program before its first line, a rank dies of others too
+            while _NOT_YET in self._phases_now() and thread.is_alive():
+                time.sleep(0.001)
         thread.join(after_s)
         if not thread.is_alive():
             return  # it was done before
         ranks = self._world._ranks
         for pid in ranks.pids if ranks is not None else ():
             os.killpg(pid, number)
-        phase = PHASES[self._phase_file.read_bytes()[0]]
+        phase = PHASES[self._phases_now()[0] % _NOT_YET]
         if number == signal.SIGKILL:
             self.tally.kills[phase] += 1
             return
@@ -175,6 +180,9 @@ class Harrier:
         thread.join()
         self.tally.stops[number.name, phase] += 1
         self.tally.slowest_stop_s = max(self.tally.slowest_stop_s, time.monotonic() - asked)
+
+    def _phases_now(self) -> list[int]:
+        return [_of_rank(self._phase_file, rank).read_bytes()[0] for rank in range(self._world.size)]
 
     def _look(self) -> None:
         complete = self._folder.complete()

@@ -125,7 +125,8 @@ def test_seconds_of_a_step_add_up_over_processes() -> None:
 
 
 def one_is_asked(rank: int, world_size: int) -> str:
-    flag = StopFlag(limit_s=0.0 if rank == 1 else None)
+    flag = StopFlag()
+    flag.limit(0.0 if rank == 1 else None)
     try:
         StopCheck(flag, TorchPolicy(make_objective(), group=world_group()).max_over_ranks)()
     except Stopped as stopped:
