@@ -12,7 +12,7 @@ export TEPO_IMAGE=${TEPO_IMAGE-nvcr.io#nvidia/nemo:25.02}
 
 # Folders that the ranks see, as SOURCE:TARGET,SOURCE:TARGET: data, models, tokenizers and run directories must lie in
 # them. The default is the folder where sbatch was called. The code of tepo_nemo is mounted besides.
-export TEPO_MOUNTS=${TEPO_MOUNTS:-$PWD:$PWD}
+export TEPO_MOUNTS=${TEPO_MOUNTS:-$(pwd -P):$(pwd -P)}
 
 # The code, a checkout or an installed package, under its path in the container. An image of slurm/Dockerfile has it in
 # /opt/tepo_nemo.

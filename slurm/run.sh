@@ -33,7 +33,7 @@ tepo_step() {
             # A folder of the image alone is not on the host.
             [ ! -d "$folder" ] || mounts+=,$folder:$folder
         done
-        options+=(--container-image="$TEPO_IMAGE" --container-mounts="$mounts" --container-workdir="$PWD"
+        options+=(--container-image="$TEPO_IMAGE" --container-mounts="$mounts" --container-workdir="$(pwd -P)"
             --no-container-mount-home)
     fi
     while [ "$1" != -- ]; do

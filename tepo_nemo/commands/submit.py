@@ -34,11 +34,13 @@ def add(commands: Subparsers) -> None:
 
 def _run(arguments: argparse.Namespace) -> int:
     from tepo_nemo.config.load import load_config
+    from tepo_nemo.launch.mounts import check_mounts
     from tepo_nemo.launch.slurm import plan_job, shown, submit
     from tepo_nemo.reward.grading import load_reward
 
     config = load_config(arguments.overrides)
     load_reward(config.data.reward_parts)
+    check_mounts(config)
     job = plan_job(
         config, arguments.overrides, time=arguments.time, jobs=arguments.jobs, seeds=arguments.array
     )

@@ -141,6 +141,30 @@ def test_mistakes_are_found_before_the_queue(capsys, stand_ins, arguments, line)
     assert stand_ins.calls("sbatch") == []
 
 
+@pytest.mark.parametrize(
+    ("changed", "mounts", "key"),
+    [
+        ([], "", ""),  # the folder of the call
+        ([], "{folder}:/elsewhere", "output={folder}/runs/gpu"),
+        ([], "{folder}/runs:{folder}/runs", "data.train={folder}/toy/train.jsonl"),
+        ([], "/data:/data,{folder}:{folder}:rw", ""),
+        ([], "/data,{folder}", ""),
+        (["output=/scratch/run"], "", "output=/scratch/run"),
+        (["output=/scratch/run"], "{folder}:{folder},/scratch:/scratch", ""),
+        (["output=/scratch/run"], "{folder}:{folder},/scratch:/scr", "output=/scratch/run"),
+        (["output=/scratch2/run"], "{folder}:{folder},/scratch:/scratch", "output=/scratch2/run"),
+    ],
+)
+def test_what_the_container_does_not_see_is_refused(capsys, folder, monkeypatch, changed, mounts, key):
+    monkeypatch.setenv("TEPO_MOUNTS", mounts.format(folder=folder))
+    code = cli.main(["submit", "--dry-run", *GPU, *changed])
+    said = capsys.readouterr().err
+    assert code == (2 if key else 0)
+    assert said.startswith(f"tepo-nemo: error: {key.format(folder=folder)}: is in no folder" if key else "")
+    monkeypatch.setenv("TEPO_IMAGE", "")
+    assert cli.main(["submit", "--dry-run", *GPU, *changed]) == 0
+
+
 @pytest.mark.parametrize("time", ["3", "2:01", "0:02:01", "1-0", "0-00:03"])
 def test_times_as_slurm_writes_them(capsys, time):
     assert directives(script(capsys, *TOY, "--time", time))["time"] == time
