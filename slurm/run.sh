@@ -26,7 +26,7 @@ tepo_environment() {
 # Start a command as a step of this job: tepo_step [OPTION OF SRUN ...] -- COMMAND [ARGUMENT ...]
 # Returns 0 or 3 where all ranks ended so, and else how the one ended that pulled the others down.
 tepo_step() {
-    local options=(--mpi="$TEPO_MPI" --kill-on-bad-exit=1 --cpu-bind=none --label)
+    local options=(--mpi="$TEPO_MPI" --kill-on-bad-exit=1 --cpu-bind=none)
     if [ -n "$TEPO_IMAGE" ]; then
         local mounts=$TEPO_MOUNTS folder
         for folder in "$TEPO_CODE" "$TEPO_PACKAGES"; do
@@ -83,7 +83,7 @@ tepo_run() {
     tepo_install || exit
     # SLURM signals the ranks, which save their state; this script has to outlive them to see how they end.
     trap : USR1 TERM
-    tepo_step -- "$TEPO_PYTHON" "$TEPO_CODE/examples/$entry" "$@" || code=$?
+    tepo_step --label -- "$TEPO_PYTHON" "$TEPO_CODE/examples/$entry" "$@" || code=$?
     tepo_end "$code" "$restarts"
 }
 

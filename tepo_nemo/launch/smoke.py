@@ -6,7 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tepo_nemo.launch.outcome import ExitCode
+from tepo_nemo.config.load import read_yaml
+from tepo_nemo.errors import UserError
+from tepo_nemo.launch.outcome import ExitCode, print_error
 from tepo_nemo.runs.checkpoints import CheckpointFolder, Position
 from tepo_nemo.runs.directory import RunDirectory
 from tepo_nemo.runs.metrics import read_metrics
@@ -33,12 +35,26 @@ def main() -> int:
     parser.add_argument("steps", type=int, help="how many steps it should have")
     arguments = parser.parse_args()
     run = RunDirectory(arguments.run)
+    try:
+        rows, engine = read_metrics(run.metrics), read_yaml(run.config).rollout.backend
+    except UserError as mistake:
+        print_error(mistake)
+        return ExitCode.MISTAKE
     verdicts = [
-        *judge_steps(read_metrics(run.metrics), arguments.steps),
+        *judge_engine(engine, len(rows)),
+        *judge_steps(rows, arguments.steps),
         judge_checkpoint(CheckpointFolder(run.checkpoints).complete(), arguments.steps),
     ]
     print(*verdicts, sep="\n")
     return ExitCode.DONE if all(verdict.good for verdict in verdicts) else ExitCode.FAILED
+
+
+def judge_engine(engine: str, steps: int) -> list[Verdict]:
+    """By the steps that training has let it make: it looks for itself, and ends before a step otherwise."""
+    refit = Verdict("refit", steps >= 2, "answers change with the weights")
+    if engine == "megatron":  # has no weights of its own
+        return [refit]
+    return [Verdict("engine", steps >= 1, f"{engine} built, with the model's names of weights"), refit]
 
 
 def judge_steps(rows: Sequence[Mapping[str, float]], steps: int) -> list[Verdict]:

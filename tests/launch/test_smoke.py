@@ -1,10 +1,14 @@
 """The verdicts on the first steps on new hardware."""
 
 import math
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
-from tepo_nemo.launch.smoke import judge_checkpoint, judge_steps
+from tepo_nemo.launch.smoke import judge_checkpoint, judge_engine, judge_steps
 from tepo_nemo.runs.checkpoints import Position
 
 GOOD = {"loss": 0.1, "grad_norm": 0.5, "update/skipped": 0, "rollout/logprob_gap_mean": 0.004}
@@ -44,6 +48,23 @@ def test_a_step_that_is_missing_and_one_too_many():
 
 def test_gradients_that_are_all_zero():
     assert bad([row | {"grad_norm": 0.0} for row in ROWS]) == ["updates"]
+
+
+@pytest.mark.parametrize(("steps", "bad"), [(0, ["engine", "refit"]), (1, ["refit"]), (2, [])])
+def test_an_engine_is_known_by_the_steps_that_training_has_let_it_make(steps, bad):
+    assert [verdict.name for verdict in judge_engine("trtllm", steps) if not verdict.good] == bad
+    assert [verdict.name for verdict in judge_engine("megatron", steps)] == ["refit"]
+
+
+def test_a_run_without_a_step_is_one_line(tmp_path):
+    ended = subprocess.run(
+        [sys.executable, "-m", "tepo_nemo.launch.smoke", str(tmp_path), "2"],
+        env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])},
+        capture_output=True,
+        text=True,
+    )
+    assert (ended.returncode, ended.stdout) == (2, "")
+    assert ended.stderr.startswith("tepo-nemo: error: ") and ended.stderr.count("\n") == 1
 
 
 def test_the_checkpoint():
