@@ -24,7 +24,7 @@ from tepo_nemo.runs.metrics import read_metrics
 
 pytestmark = [
     pytest.mark.skipif(bool(missing()), reason=missing() or "SLURM is here"),
-    pytest.mark.timeout(300),  # the first test waits until the toy has started on a busy machine
+    pytest.mark.timeout(400),  # the first test waits until the toy has started on a busy machine
 ]
 
 REPOSITORY = Path(__file__).parents[2]
@@ -75,7 +75,7 @@ class Site:
         self._until(name, lambda: metrics.exists() and metrics.read_text().count("\n") >= steps)
 
     def _until(self, name: str, reached: Callable[[], bool]) -> None:
-        deadline = time.monotonic() + 90
+        deadline = time.monotonic() + 180
         while not reached():
             assert time.monotonic() < deadline, self.log(name)
             time.sleep(0.05)

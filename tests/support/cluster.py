@@ -112,7 +112,7 @@ class Cluster:
         words = self.run("scontrol", "show", "job", "--oneliner", number).split()
         return dict(word.split("=", 1) for word in words if "=" in word)
 
-    def wait(self, number: str, timeout_s: float = 120) -> dict[str, str]:
+    def wait(self, number: str, timeout_s: float = 240) -> dict[str, str]:
         """The job when it has ended for good. Raises TimeoutError where it does not."""
         deadline = time.monotonic() + timeout_s
         while (job := self.job(number))["JobState"] not in ENDED:
