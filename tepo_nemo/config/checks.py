@@ -10,7 +10,7 @@ from tepo_nemo.config.model import ModelConfig
 from tepo_nemo.config.options import check_options
 from tepo_nemo.config.presets import method_keys
 from tepo_nemo.config.rollout_checks import check_rollout
-from tepo_nemo.config.schema import AlgorithmConfig, Config, DataConfig, OptimizerConfig
+from tepo_nemo.config.schema import AlgorithmConfig, Config, DataConfig, OptimizerConfig, TrainerConfig
 from tepo_nemo.errors import UserError
 
 _NEEDED_WITHOUT_CHECKPOINT = (
@@ -36,6 +36,7 @@ def check_config(config: Config) -> None:
     _check_evaluation(config.data)
     _check_keep_best(config)
     check_rollout(config)
+    _check_spikes(config)
 
 
 def _check_method_keys(algorithm: AlgorithmConfig) -> None:
@@ -240,4 +241,24 @@ def _check_keep_best(config: Config) -> None:
         raise UserError(
             f"trainer.save_interval={trainer.save_interval}: must be a multiple of "
             f"data.eval_interval={interval} with trainer.keep_best, which compares evaluations"
+        )
+
+
+def _check_spikes(config: Config) -> None:
+    trainer, rewinds = config.trainer, config.trainer.spike_rewinds
+    for key in ("spike_window", "spike_rewinds"):
+        value = getattr(trainer, key)
+        if trainer.spike_factor is None and value != TrainerConfig.model_fields[key].default:
+            raise UserError(
+                f"trainer.{key}={value}: has no effect with trainer.spike_factor=null (set that too)"
+            )
+    if rewinds and not trainer.save_interval:
+        raise UserError(
+            f"trainer.spike_rewinds={rewinds}: has no effect with trainer.save_interval=0, since there is "
+            "nothing to go back to (set that too)"
+        )
+    if rewinds and config.replay is not None:
+        raise UserError(
+            f"trainer.spike_rewinds={rewinds}: has no effect with replay, which has the same prompts again "
+            "(remove it)"
         )

@@ -33,6 +33,11 @@ def missing_files(config: Config) -> Iterator[str]:
     folder = model.tokenizer.type if model.tokenizer is not None else ""
     if folder.startswith("/") and not Path(folder).is_dir():
         yield f"model.tokenizer.type={folder}: no such folder (correct the path)"
+    if config.replay is not None and not config.replay.is_dir():
+        yield (
+            f"replay={config.replay}: no such folder (give one of rollouts/ or bad_updates/ of a run, or "
+            "rollouts/)"
+        )
     sets = {f"data.evaluation.{number}.path": each.path for number, each in enumerate(config.data.evaluation)}
     for key, path in {"data.train": config.data.train, **sets}.items():
         if not path.is_file():

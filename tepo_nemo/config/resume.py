@@ -42,11 +42,20 @@ MAY_CHANGE = frozenset(
         "trainer.async_save",
         "trainer.max_time",
         "trainer.log_samples",
+        "trainer.max_bad_updates",
+        "trainer.dump_rollouts",
+        "trainer.trackers",
+        "trainer.collective_timeout",
         "hardware.accelerator",
         "hardware.nodes",
         "hardware.devices_per_node",
     }
 )
+
+
+def may_change(key: str) -> bool:
+    """Whether a key of `flat` does, the items of a list with it."""
+    return key in MAY_CHANGE or key.rpartition(".")[0] in MAY_CHANGE
 
 
 def read_saved(path: Path) -> Config:
@@ -77,4 +86,4 @@ def fingerprint(config: Config) -> str:
 
 
 def _kept(config: Config) -> dict[str, Any]:
-    return {key: value for key, value in flat(config).items() if key not in MAY_CHANGE}
+    return {key: value for key, value in flat(config).items() if not may_change(key)}

@@ -146,6 +146,20 @@ class TrainerConfig(Section):
     """Stop with the state saved after HH:MM:SS or D-HH:MM:SS, counted from the start of the processes."""
     log_samples: CountOrZero = 16
     """Responses written to samples/ a step."""
+    max_bad_updates: Count = 10
+    """Skipped updates in a row that end the run, with no checkpoint; more than one rollout of 8 updates."""
+    spike_factor: Annotated[float, Field(gt=1, allow_inf_nan=False)] | None = None
+    """An update is skipped whose gradient norm is above this many times the median of those before it."""
+    spike_window: Count = 32
+    """Updates of that median; until as many are made, none is skipped for it."""
+    spike_rewinds: CountOrZero = 0
+    """Such updates, at most, that send the run back to its newest checkpoint, with other prompts after it."""
+    dump_rollouts: CountOrZero = 0
+    """Steps between rollouts written for replay; 0 is none. Of skipped updates the last 4 always are."""
+    trackers: list[Literal["tensorboard", "wandb", "mlflow"]] = ["tensorboard"]
+    """Where metrics are shown beside metrics.jsonl; one that fails is switched off, and the run goes on."""
+    collective_timeout: Positive = 30.0
+    """Minutes after which ranks that wait for another give up; the line that ends the run names it."""
 
     @property
     def max_seconds(self) -> float | None:
@@ -260,6 +274,8 @@ class Config(Section):
     """Of sampling noise, data order and initial weights."""
     output: LocalPath = Path("runs/tepo")
     """The run directory: a new or an empty folder, or that of the same run, which then goes on."""
+    replay: LocalPath | None = None
+    """Train on rollouts of an earlier run, and generate none: a folder of its rollouts/ or bad_updates/."""
     model: ModelConfig
     algorithm: AlgorithmConfig
     data: DataConfig

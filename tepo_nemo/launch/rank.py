@@ -1,6 +1,7 @@
 """One rank of a run. The local launcher, srun and torchrun all end up here."""
 
 import argparse
+import faulthandler
 import os
 import signal
 import sys
@@ -89,6 +90,7 @@ def _listening() -> StopFlag:
 def run_rank(config: Config, stop: StopFlag) -> None:
     """Train as the rank that RANK, WORLD_SIZE and LOCAL_RANK name, in a run directory that is made."""
     stop.limit(config.trainer.max_seconds)
+    faulthandler.register(signal.SIGUSR2, all_threads=True)  # the stacks, into this rank's log
     prepare_devices(config)
     from tepo_nemo.nemo.run import train
 

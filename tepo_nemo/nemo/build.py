@@ -3,7 +3,6 @@
 from dataclasses import dataclass
 
 import torch
-from nemo.collections.nlp.parts.megatron_trainer_builder import MegatronTrainerBuilder
 from nemo_aligner.utils.train_script_utils import (
     extract_optimizer_scheduler_from_ptl_model,
     init_distributed,
@@ -14,6 +13,7 @@ from torch.optim import Optimizer
 from tepo_nemo.config.schema import Config
 from tepo_nemo.nemo.actor import MegatronGPTTEPOActorModel
 from tepo_nemo.nemo.host_config import host_config
+from tepo_nemo.nemo.host_trainer import create_trainer
 from tepo_nemo.nemo.restore import restore
 
 
@@ -37,7 +37,7 @@ def build_host(config: Config) -> Host:
     if config.model.restore_from_path is not None:
         actor, trainer = restore(config, cfg)
     else:
-        trainer = MegatronTrainerBuilder(cfg).create_trainer()
+        trainer = create_trainer(config, cfg)
         torch.manual_seed(config.seed)
         actor = MegatronGPTTEPOActorModel(cfg.model, trainer)
     init_distributed(trainer, actor, cfg.model.get("transformer_engine", False))

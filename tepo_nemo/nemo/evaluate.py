@@ -11,9 +11,10 @@ from tepo_nemo.evaluation.accuracy import EvaluationSet, evaluate
 from tepo_nemo.evaluation.records import ProblemRecord, RecordFile, records_of
 from tepo_nemo.evaluation.report import Report, make_report, render
 from tepo_nemo.evaluation.scores import average
+from tepo_nemo.nemo.assembly import make_grader, prompts_at_once
 from tepo_nemo.nemo.build import build_host
 from tepo_nemo.nemo.policy import MegatronPolicy
-from tepo_nemo.nemo.run import connect_policy, load_evaluation_sets, make_grader, prompts_at_once
+from tepo_nemo.nemo.run import connect_policy, load_evaluation_sets
 from tepo_nemo.objectives import registry
 from tepo_nemo.rollout.scoring import Grader
 from tepo_nemo.runs.evaluation import EvaluationDirectory

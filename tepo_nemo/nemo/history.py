@@ -75,6 +75,18 @@ class RunHistory:
         note = f"goes on from {directory.checkpoints.name}/{path.name}"
         return replace(restored, notes=[*found.notes, *restored.notes, note])
 
+    def go_back(self, host: Host, directory: RunDirectory) -> dict[str, Any] | None:
+        """Put the newest checkpoint of a whole step in place again; for all ranks. The trainer's state then.
+
+        None where there is none that can be trusted.
+        """
+        folder = CheckpointFolder(directory.checkpoints)
+        try:
+            found = find_newest(folder, fingerprint(self._config), whole_steps=True)
+        except UserError:
+            return None
+        return None if found.position is None else load_checkpoint(host, folder.of(found.position)).state
+
 
 def make_saver(
     config: Config,

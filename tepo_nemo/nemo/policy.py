@@ -12,14 +12,14 @@ from torch.optim import Optimizer
 
 from tepo_nemo.nemo.actor import MegatronGPTTEPOActorModel
 from tepo_nemo.nemo.checkpoint import save_nemo
-from tepo_nemo.nemo.optimizer import clip_and_step
+from tepo_nemo.nemo.optimizer import clip_gradient, step
 from tepo_nemo.nemo.reference import FrozenReference
 from tepo_nemo.objectives.contract import Mean
 from tepo_nemo.parallel.data import gather_ragged_rows, sum_over_ranks
 from tepo_nemo.parallel.pipeline import broadcast_object_from_last_stage
 from tepo_nemo.rollout.protocol import Generation, GenerationRequest, no_responses
 from tepo_nemo.training.batch import MiniBatch, TokenStatistics
-from tepo_nemo.training.policy import UpdateResult
+from tepo_nemo.training.policy import Gradient
 
 
 class MegatronPolicy:
@@ -44,13 +44,15 @@ class MegatronPolicy:
         self._actor.prepare_for_inference()
 
     def infer(self, request: GenerationRequest) -> Generation:
-        """Split the rows over data-parallel ranks, generate, and gather the whole on every rank."""
+        """Split the rows over data-parallel ranks, generate, and gather the whole on every rank.
+
+        Raises FloatingPointError on all ranks where the logits of one are not finite.
+        """
         if not len(request):
             return no_responses()
         size, rank = self.data_parallel_size, self.data_parallel_rank
         bounds = [len(request) * part // size for part in range(size + 1)]
-        own = request.rows(bounds[rank], bounds[rank + 1])
-        local = self._actor.infer(own)
+        local = self._generate(request.rows(bounds[rank], bounds[rank + 1]))
         if size == 1:
             return local
         width = max(request.max_response_lengths)
@@ -66,6 +68,17 @@ class MegatronPolicy:
             finished=self.gather_rows(local.finished.to(torch.uint8)).bool(),
             logprobs=self.gather_rows(widen(local.logprobs))[:, :longest],
         )
+
+    def _generate(self, own: GenerationRequest) -> Generation:
+        """This rank's responses; no rank is past it where one has failed, and waits for the rest."""
+        error, local = None, no_responses()
+        try:
+            local = self._actor.infer(own)
+        except FloatingPointError as raised:
+            error = raised
+        if self.max_over_ranks(error is not None):
+            raise FloatingPointError("the model's logits are not finite: its weights are broken") from error
+        return local
 
     def finish_inference(self) -> None:
         self._actor.finish_inference()
@@ -102,10 +115,18 @@ class MegatronPolicy:
     def finish_training_step(self) -> None:
         self._actor.finish_training_step()
 
-    def optimizer_step(self, learning_rate: float) -> UpdateResult:
-        return clip_and_step(
-            self._actor, self._optimizer, learning_rate=learning_rate, gradient_clip=self._gradient_clip
+    def clip_gradient(self, loss: Tensor | None, metrics: dict[str, Mean]) -> Gradient:
+        ratio = metrics.get("ratio/mean")
+        return clip_gradient(
+            self._actor,
+            self._optimizer,
+            gradient_clip=self._gradient_clip,
+            loss=loss,
+            ratio=None if ratio is None else ratio.numerator,
         )
+
+    def optimizer_step(self, learning_rate: float) -> None:
+        step(self._optimizer, learning_rate)
 
     def finish_training(self) -> None:
         self._actor.finish_training()

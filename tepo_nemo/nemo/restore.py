@@ -6,7 +6,6 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from lightning.pytorch.trainer.trainer import Trainer
-from nemo.collections.nlp.parts.megatron_trainer_builder import MegatronTrainerBuilder
 from nemo_aligner.utils.utils import (
     load_and_override_model_config,
     load_checkpoint_model_config,
@@ -21,6 +20,7 @@ from tepo_nemo.conversion.nemo_config import check_length
 from tepo_nemo.errors import UserError
 from tepo_nemo.nemo import nemo2
 from tepo_nemo.nemo.actor import MegatronGPTTEPOActorModel
+from tepo_nemo.nemo.host_trainer import create_trainer
 from tepo_nemo.nemo.sharded import any_vocabulary_padding
 
 # Keys that shape the weights or their use: what is said of them must be what the checkpoint has.
@@ -74,7 +74,7 @@ def restore(config: Config, cfg: DictConfig) -> tuple[MegatronGPTTEPOActorModel,
     named = cfg.model.tokenizer.type
     with _own_tokenizer(origin if config.model.tokenizer is None else {}) as folder:
         cfg.model.tokenizer.type = folder or named
-        trainer = MegatronTrainerBuilder(cfg).create_trainer()
+        trainer = create_trainer(config, cfg)
         with any_vocabulary_padding():
             actor = load_from_nemo(
                 MegatronGPTTEPOActorModel, cfg.model, trainer, strict=True, restore_path=str(path)

@@ -49,17 +49,20 @@ class Restored:
     notes: list[str]
 
 
-def find_newest(folder: CheckpointFolder, fingerprint: str) -> Found:
+def find_newest(folder: CheckpointFolder, fingerprint: str, *, whole_steps: bool = False) -> Found:
     """The newest checkpoint of this configuration whose files are all as they were written.
 
     Called by all ranks, which share the reading of the files. What killed saves have left is taken away.
+
+    Args:
+        whole_steps: none that was taken between two updates of a step.
 
     Raises UserError where there are checkpoints and none can be used: to begin again would replace them.
     """
     box: list[list[Position] | None] = [None]
     if dist.get_rank() == 0:
         folder.clean()
-        box = [folder.positions()]
+        box = [[each for each in folder.positions() if not (whole_steps and each.updates)]]
     dist.broadcast_object_list(box, src=0)
     notes = []
     for position in box[0]:

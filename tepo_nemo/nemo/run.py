@@ -1,42 +1,35 @@
 """One rank of a run: builds the host, hands it to the trainer, and writes down what came out."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import TextIO
-
-import torch
+from typing import Any, TextIO
 
 from tepo_nemo.config.schema import Config
-from tepo_nemo.data.order import PromptOrder
 from tepo_nemo.evaluation.accuracy import EvaluationSet, evaluate
 from tepo_nemo.evaluation.records import ProblemRecord, records_of
 from tepo_nemo.evaluation.scores import average
+from tepo_nemo.nemo.assembly import make_grader, make_recorder, make_trainer, prompts_at_once
 from tepo_nemo.nemo.build import Host, build_host
+from tepo_nemo.nemo.hangs import StackWatch, naming_hung_ranks
 from tepo_nemo.nemo.history import RunHistory, make_saver
 from tepo_nemo.nemo.policy import MegatronPolicy
 from tepo_nemo.nemo.prompts import load_tokenized
+from tepo_nemo.nemo.replay import open_replay
 from tepo_nemo.nemo.rollout.choice import build_rollout
 from tepo_nemo.objectives import registry
 from tepo_nemo.objectives.contract import Objective
-from tepo_nemo.reward.pool import PoolSettings, open_reward
 from tepo_nemo.rollout.batch import TokenizedPrompt
-from tepo_nemo.rollout.check import GapLimits
 from tepo_nemo.rollout.correction import RolloutCorrection
 from tepo_nemo.rollout.protocol import Generation, GenerationRequest
 from tepo_nemo.rollout.scoring import Grader
 from tepo_nemo.runs.directory import RunDirectory
-from tepo_nemo.runs.metrics import EVALUATION_PREFIX
 from tepo_nemo.runs.stop import StopFlag, Stopped
 from tepo_nemo.runs.summary import write_summary
-from tepo_nemo.training.collect import StepCollector
-from tepo_nemo.training.protocols import Recorder, Saver
-from tepo_nemo.training.recorder import RunRecorder, SilentRecorder
-from tepo_nemo.training.rollout_check import RefitProbe, RolloutCheck
+from tepo_nemo.training.guard import BadUpdatesError
+from tepo_nemo.training.recorder import SilentRecorder
 from tepo_nemo.training.stopping import StopCheck
-from tepo_nemo.training.timers import PhaseTimers
-from tepo_nemo.training.trainer import Trainer, TrainerSettings
 
 
 def connect_policy(host: Host, config: Config, objective: Objective) -> MegatronPolicy:
@@ -70,17 +63,6 @@ def make_correction(config: Config) -> RolloutCorrection | None:
     return correction if correction.is_on else None
 
 
-def make_rollout_check(config: Config) -> RolloutCheck:
-    """When and how strictly the rollouts of a configuration are held against the policy."""
-    check = config.rollout.check
-    return RolloutCheck(
-        check.interval,
-        GapLimits(**check.model_dump(exclude={"interval"})),
-        engine=f"rollout.backend={config.rollout.backend}",
-        temperature=config.rollout.temperature,
-    )
-
-
 def load_training_set(config: Config, host: Host) -> list[TokenizedPrompt]:
     """Read, tokenize and check the prompts to train on."""
     return _load(config, host, config.data.train, "data.train")
@@ -110,12 +92,6 @@ def _load(config: Config, host: Host, path: Path, key: str) -> list[TokenizedPro
 def _with_answer_form(prompt: TokenizedPrompt, answer_form: str) -> TokenizedPrompt:
     metadata = prompt.prompt.metadata | {"answer_form": answer_form}
     return prompt._replace(prompt=replace(prompt.prompt, metadata=metadata))
-
-
-def prompts_at_once(config: Config, samples: int) -> int | None:
-    """Prompts that all copies of the model together answer in one batch; None for any number."""
-    batch_size = config.rollout.batch_size
-    return None if batch_size is None else max(1, batch_size * config.layout.data // samples)
 
 
 def evaluator(
@@ -168,24 +144,49 @@ def train(config: Config, console: TextIO, stop: StopFlag) -> None:
         UserError: a mistake that only the tokenizer, the data or the checkpoint can show.
         Stopped: a rank was asked to stop; the state is saved.
         SaveError: the last checkpoint could not be written.
+        BadUpdatesError: see `Trainer.fit`.
+        HungRankError: another rank hangs or is gone.
+        FloatingPointError: the weights give logits that are not finite.
     """
     started = time.monotonic()
     objective = registry.build(config.algorithm.name, config.algorithm.options)
     host = build_host(config)
+    with naming_hung_ranks():
+        _train(config, console, stop, objective, host, started)
+
+
+def _train(
+    config: Config, console: TextIO, stop: StopFlag, objective: Objective, host: Host, started: float
+) -> None:
     prompts, sets = load_training_set(config, host), load_evaluation_sets(config, host)
     policy = connect_policy(host, config, objective)
-    check_stop = StopCheck(stop, policy.max_over_ranks)
+    watch = StackWatch(config.trainer.collective_timeout * 60)
+    check_stop = StopCheck(stop, policy.max_over_ranks, watch.moved)
     grader = make_grader(config, policy, host.actor.tokenizer.ids_to_text)
     evaluate_all = evaluator(config, policy, grader, sets, check_stop)
     directory = RunDirectory(config.output)
     history = RunHistory(config, prompts, started)
     restored = history.go_on(host, directory)
     after = 0 if restored is None else restored.state["step"]
-    recorder = make_recorder(config, directory, console, after) if policy.is_main else SilentRecorder()
-    saver = make_saver(config, host, directory, history, recorder.message)
-    trainer = make_trainer(
-        config, policy, objective, grader, prompts, evaluate_all, recorder, saver, check_stop
+    vocab_size = host.actor.true_vocab_size
+    replay = None
+    if config.replay is not None:
+        replay = open_replay(config, vocab_size=vocab_size, sequence_length=host.actor.cfg.encoder_seq_length)
+        after = max(after, replay.first - 1)
+    recorder = (
+        make_recorder(config, directory, console, after, vocab_size) if policy.is_main else SilentRecorder()
     )
+    saver = make_saver(config, host, directory, history, recorder.message)
+
+    def go_back() -> dict[str, Any] | None:
+        saver.settle()
+        return history.go_back(host, directory)
+
+    trainer = make_trainer(
+        config, policy, objective, grader, prompts, evaluate_all, recorder, saver, check_stop, go_back, replay
+    )
+    if replay is not None and replay.note is not None:
+        recorder.message(replay.note)
     if restored is not None:
         for line in restored.notes:
             recorder.message(line)
@@ -210,7 +211,11 @@ def train(config: Config, console: TextIO, stop: StopFlag) -> None:
             f"stopped by {stopped} after step {trainer.step}, with the state saved; the same command goes on"
         )
         raise
+    except BadUpdatesError:
+        saver.close()  # a checkpoint of an earlier step may be on its way
+        raise
     finally:
+        watch.stop()
         grader.close()
         recorder.close()
         if policy.is_main:
@@ -224,95 +229,3 @@ def train(config: Config, console: TextIO, stop: StopFlag) -> None:
                 wall_s=history.wall_s,
                 status=status,
             )
-
-
-def make_grader(config: Config, policy: MegatronPolicy, detokenize: Callable[[Sequence[int]], str]) -> Grader:
-    """The grader of a configuration; its processes, if it needs any, start on the main rank alone."""
-    grading = config.data.grading
-    settings = PoolSettings(
-        workers=grading.workers,
-        time_limit_s=grading.time_limit,
-        memory_limit_gib=grading.memory_limit_gib,
-        max_tasks=grading.max_tasks,
-        response_tail=grading.response_tail,
-        alarm_fraction=grading.alarm_fraction,
-    )
-    return Grader(policy, open_reward(config.data.reward_parts, settings), detokenize)
-
-
-def make_recorder(config: Config, directory: RunDirectory, console: TextIO, after: int) -> RunRecorder:
-    """The main rank's recorder, of a run that goes on after step `after`."""
-    return RunRecorder(
-        directory,
-        max_steps=config.trainer.max_steps,
-        log_samples=config.trainer.log_samples,
-        console=console,
-        after=after,
-    )
-
-
-def make_trainer(
-    config: Config,
-    policy: MegatronPolicy,
-    objective: Objective,
-    grader: Grader,
-    prompts: list[TokenizedPrompt],
-    evaluate_all: Callable[[], dict[str, float]],
-    recorder: Recorder,
-    saver: Saver,
-    check_stop: Callable[[], None],
-) -> Trainer:
-    """The trainer of a configuration."""
-    timers = PhaseTimers(torch.cuda.synchronize)
-    settings = TrainerSettings(
-        seed=config.seed,
-        max_steps=config.trainer.max_steps,
-        prompts_per_step=config.rollout.prompts_per_step,
-        responses_per_prompt=config.rollout.responses_per_prompt,
-        updates_per_rollout=config.trainer.updates_per_rollout,
-        micro_batch_size=config.trainer.micro_batch_size,
-        micro_batch_tokens=config.trainer.micro_batch_tokens,
-        sequence_packing=config.trainer.sequence_packing,
-        max_response_length=config.rollout.max_response_length,
-        advantage=config.algorithm.advantage,
-        overlong_fraction=config.algorithm.overlong_fraction,
-        learning_rate=config.trainer.optimizer.learning_rate,
-        warmup_steps=config.trainer.warmup_steps,
-        save_interval=config.trainer.save_interval,
-        eval_interval=config.data.eval_interval,
-    )
-    collector = StepCollector(
-        policy,
-        grader,
-        prompts,
-        PromptOrder(len(prompts), config.seed),
-        timers,
-        check_stop,
-        seed=config.seed,
-        prompts_per_step=settings.prompts_per_step,
-        responses_per_prompt=settings.responses_per_prompt,
-        temperature=config.rollout.temperature,
-        max_response_length=settings.max_response_length,
-        prompts_at_once=prompts_at_once(config, config.rollout.responses_per_prompt),
-        dynamic_sampling=config.algorithm.dynamic_sampling,
-        max_generation_batches=config.algorithm.max_generation_batches,
-    )
-    return Trainer(
-        settings,
-        policy,
-        objective,
-        collector,
-        timers,
-        recorder,
-        make_rollout_check(config),
-        RefitProbe(
-            prompts,
-            seed=config.seed,
-            temperature=config.rollout.temperature,
-            max_response_length=config.rollout.max_response_length,
-            engine=f"rollout.backend={config.rollout.backend}",
-        ),
-        evaluate=lambda: {f"{EVALUATION_PREFIX}{name}": score for name, score in evaluate_all().items()},
-        saver=saver,
-        check_stop=check_stop,
-    )

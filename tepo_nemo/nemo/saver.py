@@ -143,6 +143,10 @@ class CheckpointSaver:
         if all(gather_objects(self._pending.written.done())):
             self._settle(required=False)
 
+    def settle(self) -> None:
+        """Wait for what is still being written; a failure is told."""
+        self._settle(required=False)
+
     def close(self) -> None:
         """Wait for what is still being written. Raises SaveError where it could not be."""
         self._settle(required=True)

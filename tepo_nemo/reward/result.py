@@ -25,8 +25,9 @@ class RewardResult:
     def __post_init__(self) -> None:
         if self.status not in get_args(Status):
             raise ValueError(f"reward status {self.status!r} is not one of {get_args(Status)}")
-        if not math.isfinite(self.value):
-            raise ValueError(f"reward value {self.value} is not finite")
+        for name, value in (("value", self.value), ("correctness", self.correct)):
+            if not math.isfinite(value):
+                raise ValueError(f"reward {name} {value} is not finite")
 
     @property
     def failed(self) -> bool:

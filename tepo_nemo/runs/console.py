@@ -44,6 +44,12 @@ def format_step(metrics: Mapping[str, float | int], max_steps: int) -> str:
     return "  ".join(parts)
 
 
+class _Output(rich.console.Console):
+    def on_broken_pipe(self) -> None:
+        """Whoever read is gone: print no more. The run goes on, where rich would end the process."""
+        self.quiet = True
+
+
 class Console:
     """Prints the lines of a run; from the first step on it shows a bar where the stream is a terminal."""
 
@@ -52,7 +58,7 @@ class Console:
         # The stream alone decides: variables that force colours must not put escape codes into a log file.
         terminal = stream.isatty()
         self._max_steps = max_steps
-        self._rich = rich.console.Console(file=stream, force_terminal=terminal)
+        self._rich = _Output(file=stream, force_terminal=terminal)
         self._progress = progress.Progress(
             progress.TextColumn("training"),
             progress.BarColumn(),

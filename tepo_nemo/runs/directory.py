@@ -97,6 +97,14 @@ class RunDirectory:
         """The weights at the end, for other programs."""
         return self.checkpoints / f"step_{step:06d}.nemo"
 
+    def rollout(self, step: int) -> Path:
+        """The rollout of one step, for replay."""
+        return self.path / "rollouts" / f"step_{step:06d}"
+
+    def bad_update(self, step: int, update: int) -> Path:
+        """The rollout of an update that was skipped, for replay."""
+        return self.path / bad_update_name(step, update)
+
     @property
     def plots(self) -> Path:
         return self.path / "plots"
@@ -105,6 +113,15 @@ class RunDirectory:
     def tensorboard(self) -> Path:
         return self.path / "tensorboard"
 
+    def tracked(self, tracker: str) -> Path:
+        """What the run is called by a tracker, so that it goes on there."""
+        return self.path / f"{tracker}_run"
+
     @property
     def logs(self) -> Path:
         return self.path / "logs"
+
+
+def bad_update_name(step: int, update: int) -> str:
+    """Where in a run directory the rollout of a skipped update is; the names sort in the order of updates."""
+    return f"bad_updates/step_{step:06d}_update_{update:03d}"

@@ -1,5 +1,6 @@
 """`metrics.jsonl`: one JSON object a step, each step once, every key in one table with its denominator."""
 
+import contextlib
 import math
 import numbers
 import os
@@ -43,7 +44,10 @@ METRICS: dict[str, str] = {
     "time/train_s": "seconds of all updates of the step, optimizer included",
     "time/step_s": "seconds of the whole step",
     "checkpoint/failed_saves": "number of checkpoints that could not be written, since the run began",
-    "update/skipped": "updates of the step not made: no groups to fill them, or a gradient not finite",
+    "update/skipped": "updates of the step not made: no groups to fill them, or one of the next two",
+    "update/not_finite": "updates of the step skipped: loss, importance ratio or gradient norm not finite",
+    "update/spikes": "updates of the step skipped: gradient norm above spike_factor x its rolling median",
+    "update/rewinds": "times that a spike has sent the run back to a checkpoint, since it began",
 }
 EVALUATION_PREFIX = "eval/"  # eval/<benchmark>: avg@k as a fraction, mean over samples, then over problems
 OWN_PREFIX = "objective/"  # what an objective from outside this package measures beside the common ones
@@ -79,6 +83,7 @@ class MetricsWriter:
         Raises:
             KeyError: a key is neither in `METRICS` nor under `eval/` or `objective/`.
             TypeError: a value is not a number (a tensor needs `.item()` first).
+            OSError: the file cannot be written; it is as it was before.
         """
         for key, value in metrics.items():
             if key not in METRICS and not key.startswith((EVALUATION_PREFIX, OWN_PREFIX)):
@@ -88,11 +93,21 @@ class MetricsWriter:
         if step <= self._last_step:
             self._keep_steps_before(step)
         row = {key: int(v) if isinstance(v, numbers.Integral) else float(v) for key, v in metrics.items()}
-        with open(self._path, "a", encoding="utf-8") as file:
-            file.write(to_json({"step": step, **row}) + "\n")
-            file.flush()
-            os.fsync(file.fileno())  # a checkpoint of the step is on the disk too, and relies on its line
+        size = self._path.stat().st_size if self._path.exists() else 0
+        try:
+            with open(self._path, "a", encoding="utf-8") as file:
+                file.write(to_json({"step": step, **row}) + "\n")
+                file.flush()
+                os.fsync(file.fileno())  # a checkpoint of the step is on the disk too, and relies on its line
+        except OSError:
+            self._cut_to(size)
+            raise
         self._last_step = step
+
+    def _cut_to(self, size: int) -> None:
+        """Take half a line away, that the next one may begin on a line of its own."""
+        with contextlib.suppress(OSError):  # the file is as it was, or the next try fails too
+            os.truncate(self._path, size)
 
     def _keep_steps_before(self, step: int) -> None:
         kept = [row for _, row in read_json_lines(self._path) if row["step"] < step]

@@ -7,6 +7,7 @@ equal, since their advantages are zero, and asks for further prompts until the s
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -27,6 +28,7 @@ class CollectedStep:
 
     kept: ScoredBatch | None  # the groups to train on; None where no group is worth it
     generated: ScoredBatch  # everything that was generated
+    kept_groups: Sequence[int]  # which of the generated groups are kept
     consumed_prompts: int  # prompts taken from the order, over the whole run
 
 
@@ -36,8 +38,20 @@ def has_spread(scored: ScoredBatch, group: int) -> bool:
     return len(correctness) > 1 and bool(correctness.max() > correctness.min())
 
 
+class Collector(Protocol):
+    """Where the rollouts of a step come from; called by all ranks."""
+
+    generates: bool  # whether the policy has to be ready for inference
+
+    def collect(self, step: int, consumed_prompts: int) -> CollectedStep:
+        """The rollouts of the step after `step` steps, which have taken `consumed_prompts` prompts."""
+        ...
+
+
 class StepCollector:
-    """Fills a step with groups of responses."""
+    """Fills a step with groups of responses; implements `Collector`."""
+
+    generates = True
 
     def __init__(
         self,
@@ -80,6 +94,7 @@ class StepCollector:
         """
         generated: list[ScoredBatch] = []
         kept: list[ScoredBatch] = []
+        kept_groups: list[int] = []
         missing = self._prompts_per_step
         while missing > 0 and len(generated) < self._max_generation_batches:
             indices = self._order.take(consumed_prompts, self._prompts_per_step)
@@ -101,12 +116,15 @@ class StepCollector:
                 for group in range(len(indices))
                 if not self._dynamic_sampling or has_spread(scored, group)
             ]
-            if groups:
-                kept.append(scored.select_groups(groups[:missing]))
-                missing -= len(groups[:missing])
+            if groups := groups[:missing]:
+                earlier = sum(len(part.rollouts.prompts) for part in generated[:-1])
+                kept.append(scored.select_groups(groups))
+                kept_groups += [earlier + group for group in groups]
+                missing -= len(groups)
         return CollectedStep(
             kept=concatenate_scored(kept) if kept else None,
             generated=concatenate_scored(generated),
+            kept_groups=kept_groups,
             consumed_prompts=consumed_prompts,
         )
 

@@ -46,6 +46,11 @@ def rollout_metrics(collected: CollectedStep) -> dict[str, float]:
     }
 
 
+def skipped_updates(count: int, not_finite: int = 0, spikes: int = 0) -> dict[str, float]:
+    """Of a step, and of how many of them that is the reason."""
+    return {"update/skipped": count, "update/not_finite": not_finite, "update/spikes": spikes}
+
+
 def padding_mean(mini_batches: Sequence[MiniBatch]) -> dict[str, Mean]:
     """This rank's share of `tokens/padding_fraction`: positions after a response's last trained target."""
     padding = torch.zeros((), dtype=torch.float64)

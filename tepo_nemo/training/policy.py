@@ -10,11 +10,11 @@ from tepo_nemo.rollout.protocol import Generation, GenerationRequest
 from tepo_nemo.training.batch import MiniBatch, TokenStatistics
 
 
-class UpdateResult(NamedTuple):
-    """What became of one optimizer update."""
+class Gradient(NamedTuple):
+    """The gradient of one update, clipped and not yet applied; the same on every rank."""
 
-    grad_norm: float  # before clipping, over the whole model
-    skipped: bool  # the gradient was not finite, the weights are unchanged
+    norm: float  # before clipping, over the whole model
+    not_finite: dict[str, int]  # of `guard.WATCHED` what is not, with the first rank that has it so
 
 
 class Policy(Protocol):
@@ -63,7 +63,19 @@ class Policy(Protocol):
 
     def finish_training_step(self) -> None: ...
 
-    def optimizer_step(self, learning_rate: float) -> UpdateResult: ...
+    def clip_gradient(self, loss: Tensor | None, metrics: dict[str, Mean]) -> Gradient:
+        """Clip the gradient that the ranks share, and see whether the update is sound on all of them.
+
+        An update that is not made needs nothing more: the next one starts from a gradient of zero.
+
+        Args:
+            loss, metrics: from `get_loss_and_metrics`.
+        """
+        ...
+
+    def optimizer_step(self, learning_rate: float) -> None:
+        """Move the weights by the clipped gradient."""
+        ...
 
     def finish_training(self) -> None: ...
 

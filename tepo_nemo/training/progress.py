@@ -6,23 +6,19 @@ layout the metrics of the step are the same to the bit; another layout gets thei
 """
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from tepo_nemo.data.prompts import Prompt
 from tepo_nemo.objectives.contract import Mean
-from tepo_nemo.reward.result import RewardResult
-from tepo_nemo.rollout.batch import RolloutBatch, ScoredBatch, TokenizedPrompt
-from tepo_nemo.rollout.protocol import Generation
+from tepo_nemo.rollout.batch import ScoredBatch
 from tepo_nemo.training.batch import MicroBatch, MiniBatch, TokenStatistics, TrainBatch
 from tepo_nemo.training.policy import Policy
 from tepo_nemo.training.shaping import whole_by_response, with_advantages
-
-_GENERATION = [each.name for each in fields(Generation)]
+from tepo_nemo.training.stored import scored_numbers, scored_tensors, stored_scored
 
 
 @dataclass
@@ -36,6 +32,8 @@ class StepProgress:
     done: int = 0  # updates made or skipped
     trained_tokens: int = 0
     grad_norms: list[float] = field(default_factory=list)
+    not_finite: int = 0  # updates skipped for it
+    spikes: int = 0  # likewise
     seconds: dict[str, float] = field(default_factory=dict)  # by phase, of an earlier process
 
 
@@ -60,13 +58,7 @@ def dump_progress(
         batch: of the step.
         left: its mini-batches that have had no update, with all that was measured once a rollout.
     """
-    rollouts = progress.kept.rollouts
-    tensors = {
-        "groups": rollouts.groups,
-        "samples": rollouts.samples,
-        "advantages": progress.advantages,
-        **{f"generation.{name}": getattr(rollouts.generation, name) for name in _GENERATION},
-    }
+    tensors = scored_tensors(progress.kept) | {"advantages": progress.advantages}
     micro_batches = [micro for mini in left for micro in mini.micro_batches]
     if micro_batches:
         whole = partial(whole_by_response, policy, micro_batches, batch)
@@ -81,12 +73,10 @@ def dump_progress(
             "done": progress.done,
             "trained_tokens": progress.trained_tokens,
             "grad_norms": progress.grad_norms,
+            "not_finite": progress.not_finite,
+            "spikes": progress.spikes,
             "seconds": progress.seconds,
-            "prompts": [
-                {"prompt": asdict(prompt.prompt), "tokens": prompt.tokens} for prompt in rollouts.prompts
-            ],
-            "texts": list(progress.kept.texts),
-            "results": [asdict(result) for result in progress.kept.results],
+            **scored_numbers(progress.kept),
         },
         by_response=tensors,
         own={
@@ -100,23 +90,19 @@ def dump_progress(
 def load_progress(saved: SavedProgress) -> StepProgress:
     """The inverse, but for the mini-batches (see `with_saved_statistics`)."""
     numbers, tensors = saved.numbers, saved.by_response
-    prompts = [TokenizedPrompt(Prompt(**each["prompt"]), each["tokens"]) for each in numbers["prompts"]]
-    generation = Generation(**{name: tensors[f"generation.{name}"] for name in _GENERATION})
     means = {}
     for name in dict.fromkeys(key.rpartition("#")[0] for key in saved.own):
         means[name] = Mean(saved.own[f"{name}#numerator"], saved.own[f"{name}#denominator"])
     return StepProgress(
         metrics={key: float("nan") if value is None else value for key, value in numbers["metrics"].items()},
-        kept=ScoredBatch(
-            RolloutBatch(prompts, tensors["groups"], tensors["samples"], generation),
-            numbers["texts"],
-            [RewardResult(**result) for result in numbers["results"]],
-        ),
+        kept=stored_scored(numbers, tensors),
         advantages=tensors["advantages"],
         means=means,
         done=numbers["done"],
         trained_tokens=numbers["trained_tokens"],
         grad_norms=numbers["grad_norms"],
+        not_finite=numbers["not_finite"],
+        spikes=numbers["spikes"],
         seconds=numbers["seconds"],
     )
 

@@ -5,6 +5,7 @@ from typing import Any, Protocol
 from torch import Tensor
 
 from tepo_nemo.rollout.batch import ScoredBatch
+from tepo_nemo.training.collect import CollectedStep
 from tepo_nemo.training.progress import SavedProgress
 
 
@@ -15,6 +16,18 @@ class Recorder(Protocol):
         self, step: int, metrics: dict[str, float], kept: ScoredBatch | None, advantages: Tensor | None
     ) -> None:
         """Metrics of a step and the responses that it trained on."""
+
+    def rollout(self, step: int, collected: CollectedStep) -> None:
+        """What a step trains on, told before it does; the first step is 1."""
+
+    def bad_update(self, step: int, update: int, why: str, collected: CollectedStep) -> None:
+        """An update of a step, both counted from 1, that was not made."""
+
+    def go_back(self, step: int) -> None:
+        """Forget the steps after a step: they are taken again."""
+
+    def message(self, text: str) -> None:
+        """Tell a person a line."""
 
     def flush(self) -> None:
         """Return when everything told is written."""

@@ -11,13 +11,18 @@ class StopCheck:
     Args:
         flag: of this process.
         max_over_ranks: of `Policy`.
+        moved: told at each of these points that this rank has come to it.
     """
 
-    def __init__(self, flag: StopFlag, max_over_ranks: Callable[[int], int]) -> None:
+    def __init__(
+        self, flag: StopFlag, max_over_ranks: Callable[[int], int], moved: Callable[[], None]
+    ) -> None:
         self._flag = flag
         self._max_over_ranks = max_over_ranks
+        self._moved = moved
 
     def __call__(self) -> None:
         """Raise Stopped on every rank where any of them was asked to stop."""
+        self._moved()
         if reason := self._max_over_ranks(self._flag.value):
             raise Stopped(StopFlag.REASONS[reason])

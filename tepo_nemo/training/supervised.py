@@ -62,9 +62,10 @@ def train_supervised(
         )
         policy.prepare_for_training()
         policy.prepare_for_training_step()
-        loss, _ = policy.get_loss_and_metrics(mini_batch, forward_only=False)
+        loss, metrics = policy.get_loss_and_metrics(mini_batch, forward_only=False)
         policy.finish_training_step()
-        policy.optimizer_step(learning_rate)
+        if not policy.clip_gradient(loss, metrics).not_finite:
+            policy.optimizer_step(learning_rate)
         policy.finish_training()
         share = (
             {}

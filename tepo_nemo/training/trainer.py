@@ -1,23 +1,21 @@
 """The training loop: rollout -> group statistics -> old statistics -> updates."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from tepo_nemo.objectives.advantage import group_advantages, overlong_penalty
 from tepo_nemo.objectives.contract import Mean, Objective
 from tepo_nemo.rollout.batch import ScoredBatch
 from tepo_nemo.rollout.sampling import stream_seed
 from tepo_nemo.runs.stop import Stopped
-from tepo_nemo.training.balance import MicroBatchLimits
 from tepo_nemo.training.batch import MiniBatch, TrainBatch, add_means
-from tepo_nemo.training.collect import StepCollector, trained_lengths, whole_mini_batches
-from tepo_nemo.training.metrics import UPDATE_METRICS, padding_mean, rollout_metrics
-from tepo_nemo.training.minibatch import build_mini_batches
-from tepo_nemo.training.policy import Policy, UpdateResult
+from tepo_nemo.training.collect import CollectedStep, Collector, whole_mini_batches
+from tepo_nemo.training.guard import Rewind, Skip, UpdateGuard
+from tepo_nemo.training.metrics import UPDATE_METRICS, padding_mean, rollout_metrics, skipped_updates
+from tepo_nemo.training.policy import Gradient, Policy
+from tepo_nemo.training.preparation import Preparation
 from tepo_nemo.training.progress import (
     SavedProgress,
     StepProgress,
@@ -27,44 +25,21 @@ from tepo_nemo.training.progress import (
 )
 from tepo_nemo.training.protocols import Recorder, Saver
 from tepo_nemo.training.rollout_check import RefitProbe, RolloutCheck
-from tepo_nemo.training.shaping import with_shaped_advantages
-from tepo_nemo.training.statistics import (
-    with_minibatch_statistics,
-    with_old_statistics,
-    with_reference_logprobs,
-)
+from tepo_nemo.training.settings import TrainerSettings
+from tepo_nemo.training.statistics import with_minibatch_statistics
 from tepo_nemo.training.timers import PhaseTimers
-
-
-@dataclass(frozen=True)
-class TrainerSettings:
-    """The numbers of a run; responses are counted over all ranks."""
-
-    seed: int
-    max_steps: int
-    prompts_per_step: int
-    responses_per_prompt: int
-    updates_per_rollout: int
-    micro_batch_size: int | None
-    micro_batch_tokens: int | None
-    sequence_packing: bool
-    max_response_length: int
-    advantage: str
-    overlong_fraction: float
-    learning_rate: float
-    warmup_steps: int
-    save_interval: int
-    eval_interval: int
-
-    @property
-    def responses_per_update(self) -> int:
-        return self.prompts_per_step * self.responses_per_prompt // self.updates_per_rollout
 
 
 class Trainer:
     """Trains a policy with an objective, with NeMo-Aligner's life cycle (`fit`, `save`, `state_dict`).
 
     `step` steps are finished. A step that is stopped between two of its updates is kept as `_progress`.
+
+    Args:
+        evaluate: scores of the weights of now, as metrics.
+        check_stop: raises Stopped on all ranks where one is to stop.
+        go_back: puts the newest checkpoint of a whole step in place, on all ranks, and returns the state that
+            the trainer had; None where there is none.
     """
 
     def __init__(
@@ -72,7 +47,7 @@ class Trainer:
         settings: TrainerSettings,
         policy: Policy,
         objective: Objective,
-        collector: StepCollector,
+        collector: Collector,
         timers: PhaseTimers,
         recorder: Recorder,
         rollout_check: RolloutCheck,
@@ -80,6 +55,7 @@ class Trainer:
         evaluate: Callable[[], dict[str, float]],
         saver: Saver,
         check_stop: Callable[[], None],
+        go_back: Callable[[], dict[str, Any] | None],
     ) -> None:
         self._settings = settings
         self._policy = policy
@@ -92,9 +68,17 @@ class Trainer:
         self._evaluate = evaluate
         self._saver = saver
         self._check_stop = check_stop
+        self._go_back = go_back
+        self._prepare = Preparation(settings, policy, objective, timers)
+        self._guard = UpdateGuard(
+            max_bad_updates=settings.max_bad_updates,
+            spike_factor=settings.spike_factor,
+            spike_window=settings.spike_window,
+        )
         self.step = 0
         self.consumed_prompts = 0
         self._progress: StepProgress | None = None
+        self._collected: CollectedStep | None = None
         self._batch: TrainBatch | None = None
         self._mini_batches: list[MiniBatch] = []
         self._last_metrics: dict[str, float] = {}
@@ -102,10 +86,19 @@ class Trainer:
     # ----------------------------------------------------------------- life cycle
 
     def fit(self) -> None:
-        """Train from the current step to `max_steps`. Raises Stopped, with the state saved."""
+        """Train from the current step to `max_steps`.
+
+        Raises:
+            Stopped: a rank was asked to stop; the state is saved.
+            BadUpdatesError: too many updates in a row were skipped. Nothing is saved: to go on from here
+                would be to skip them again, and the checkpoints that there are stay.
+        """
         try:
             while self.step < self._settings.max_steps:
-                self._fit_step()
+                try:
+                    self._fit_step()
+                except Rewind as rewind:
+                    self._go_on_from(rewind.state)
         except Stopped:
             if self._progress is not None or (self.step and not self._saver.has(self.step)):
                 self._recorder.flush()
@@ -128,6 +121,21 @@ class Trainer:
             self._recorder.flush()
             self.save(required=last)
 
+    def _go_on_from(self, state: dict[str, Any]) -> None:
+        """Take the steps after an earlier one again, with the prompts that follow those of now."""
+        consumed, rewinds, limit = (
+            self.consumed_prompts,
+            self._guard.rewinds + 1,
+            self._settings.spike_rewinds,
+        )
+        self._policy.finish_training()
+        self._progress, self._last_metrics = None, {}
+        self.load_state_dict(state)
+        self.consumed_prompts, self._guard.rewinds = consumed, rewinds
+        self._recorder.go_back(self.step)
+        self._recorder.message(f"back to step {self.step}, with other prompts (rewind {rewinds} of {limit})")
+        self.save(required=False)  # who goes on from there must not meet the same prompts
+
     def save(self, *, required: bool) -> None:
         """Save the state of now. `required`: the run ends after it, so that a failure is the run's."""
         progress = self._progress
@@ -142,19 +150,27 @@ class Trainer:
             required=required,
         )
 
-    def state_dict(self) -> dict[str, int]:
+    def state_dict(self) -> dict[str, Any]:
         """The trainer's own state; everything random is a function of it and the seed."""
-        return {"step": self.step, "consumed_prompts": self.consumed_prompts}
+        return {
+            "step": self.step,
+            "consumed_prompts": self.consumed_prompts,
+            "guard": self._guard.state_dict(),
+        }
 
     def load_state_dict(self, state: dict[str, Any], progress: SavedProgress | None = None) -> None:
         """Continue after the step that `state` was taken at, or inside the one after it."""
         self.step = state["step"]
         self.consumed_prompts = state["consumed_prompts"]
+        self._guard.load_state_dict(state["guard"])
         if progress is not None:
             self._progress = load_progress(progress)
-            self._batch = self._train_batch(self._progress.kept, self._progress.advantages)
+            kept = self._progress.kept  # what else was generated is forgotten
+            consumed = int(self._progress.metrics["consumed_prompts"])
+            self._collected = CollectedStep(kept, kept, range(len(kept.rollouts.prompts)), consumed)
+            self._batch = self._prepare.train_batch(self._progress.kept, self._progress.advantages)
             self._mini_batches = with_saved_statistics(
-                self._cut(self._batch), self._progress.done, progress.by_response
+                self._prepare.cut(self._batch), self._progress.done, progress.by_response
             )
 
     # ----------------------------------------------------------------- a step
@@ -163,7 +179,7 @@ class Trainer:
         if self._progress is None:
             metrics, kept = self._collect()
             if kept is None:
-                metrics |= {"update/skipped": self._settings.updates_per_rollout, "tokens/trained": 0}
+                metrics |= skipped_updates(self._settings.updates_per_rollout) | {"tokens/trained": 0}
                 return metrics | self._timers.take(), None, None
             progress = self._begin(metrics, kept)
         else:
@@ -178,15 +194,20 @@ class Trainer:
     def _collect(self) -> tuple[dict[str, float], ScoredBatch | None]:
         """Metrics of the rollout, and the groups to train on."""
         policy, settings = self._policy, self._settings
-        policy.prepare_for_inference()
-        self._refit_probe.look(policy)
+        if self._collector.generates:
+            policy.prepare_for_inference()
+            self._refit_probe.look(policy)
         collected = self._collector.collect(self.step, self.consumed_prompts)
-        policy.finish_inference()
+        if self._collector.generates:
+            policy.finish_inference()
+        self._collected = collected
+        self._recorder.rollout(self.step + 1, collected)
         metrics = {
             "step": self.step + 1,
             "consumed_prompts": collected.consumed_prompts,
             "lr": self._learning_rate(),
             "checkpoint/failed_saves": self._saver.failed,
+            "update/rewinds": self._guard.rewinds,
         }
         metrics |= dict.fromkeys(UPDATE_METRICS, float("nan")) | rollout_metrics(collected)
         if collected.kept is None:
@@ -196,62 +217,29 @@ class Trainer:
 
     def _begin(self, metrics: dict[str, float], kept: ScoredBatch) -> StepProgress:
         """All that the updates need, from the weights that made the rollout."""
-        advantages = self._advantages(kept)
-        self._batch = self._train_batch(kept, advantages)
-        mini_batches = self._cut(self._batch)
+        advantages = self._prepare.advantages(kept)
+        self._batch = self._prepare.train_batch(kept, advantages)
+        mini_batches = self._prepare.cut(self._batch)
         self._policy.prepare_for_training()
         check = self._rollout_check.due(self.step)
         # The first of several mini-batches is left without: the others are enough to compare.
         all_old = check and len(mini_batches) == 1
-        self._mini_batches = self._measure(mini_batches, self._batch, kept.rewards, all_old=all_old)
+        self._mini_batches = self._prepare.measure(mini_batches, self._batch, kept.rewards, all_old=all_old)
         if check:
             self._rollout_check.compare(self._policy, self.step, self._mini_batches, kept.rollouts)
         return StepProgress(metrics, kept, advantages, padding_mean(mini_batches))
-
-    def _advantages(self, kept: ScoredBatch) -> Tensor:
-        settings = self._settings
-        penalty = overlong_penalty(
-            kept.rollouts.generation.lengths, settings.max_response_length, settings.overlong_fraction
-        )
-        return group_advantages(kept.rewards + penalty, kept.rollouts.groups, kept.valid, settings.advantage)
-
-    def _train_batch(self, kept: ScoredBatch, advantages: Tensor) -> TrainBatch:
-        return TrainBatch(
-            prompt_tokens=[kept.rollouts.prompts[group].tokens for group in kept.rollouts.groups.tolist()],
-            response_tokens=kept.rollouts.generation.tokens,
-            response_lengths=trained_lengths(kept),
-            groups=kept.rollouts.groups,
-            advantages=advantages,
-            sampled_logprobs=kept.rollouts.generation.logprobs,
-        )
-
-    def _cut(self, batch: TrainBatch) -> list[MiniBatch]:
-        settings, policy = self._settings, self._policy
-        return build_mini_batches(
-            batch,
-            responses_per_update=settings.responses_per_update,
-            limits=MicroBatchLimits(
-                settings.micro_batch_size,
-                settings.micro_batch_tokens,
-                policy.length_multiple,
-                packed=settings.sequence_packing,
-            ),
-            attention_length=policy.attention_length,
-            data_parallel_rank=policy.data_parallel_rank,
-            data_parallel_size=policy.data_parallel_size,
-            max_response_length=settings.max_response_length,
-        )
 
     def _update(self, progress: StepProgress) -> None:
         """The updates that are left of a step."""
         for mini_batch in self._mini_batches[progress.done :]:
             self._check_stop()
-            loss, means, result = self._take_update(mini_batch)
+            loss, means, gradient, skip = self._take_update(mini_batch)
             progress.done += 1
             self._progress = progress  # from here on the weights are no longer those of the last step
-            if result.skipped:  # its loss is not finite, and would hide those of the other updates
+            if skip is not None:  # what it measured would hide what the others have
+                self._skip(progress, skip)
                 continue
-            progress.grad_norms.append(result.grad_norm)
+            progress.grad_norms.append(gradient.norm)
             progress.trained_tokens += mini_batch.totals.tokens
             add_means(progress.means, means)
             if loss is not None:
@@ -259,7 +247,9 @@ class Trainer:
                 add_means(progress.means, {"loss": Mean(loss, share)})
         self._policy.finish_training()
 
-    def _take_update(self, mini_batch: MiniBatch) -> tuple[Tensor | None, dict[str, Mean], UpdateResult]:
+    def _take_update(
+        self, mini_batch: MiniBatch
+    ) -> tuple[Tensor | None, dict[str, Mean], Gradient, Skip | None]:
         """One optimizer update: this rank's shares of the loss and of the metrics, and what became of it."""
         policy = self._policy
         if self._objective.needs_minibatch_statistics:
@@ -270,36 +260,35 @@ class Trainer:
             policy.prepare_for_training_step()
             loss, means = policy.get_loss_and_metrics(mini_batch, forward_only=False)
             policy.finish_training_step()
-            result = policy.optimizer_step(self._learning_rate())
-        return loss, means, result
+            gradient = policy.clip_gradient(loss, means)
+            skip = self._guard.judge(gradient)
+            if skip is None:
+                policy.optimizer_step(self._learning_rate())
+        return loss, means, gradient, skip
+
+    def _skip(self, progress: StepProgress, skip: Skip) -> None:
+        """Count an update that was not made, and end the run where it is one too many."""
+        if skip.reason == "spike":
+            progress.spikes += 1
+        else:
+            progress.not_finite += 1
+        self._recorder.bad_update(self.step + 1, progress.done, skip.text, self._collected)
+        if skip.reason == "spike" and self._guard.rewinds < self._settings.spike_rewinds:
+            state = self._go_back()
+            if state is not None:
+                self.consumed_prompts = self._collected.consumed_prompts
+                raise Rewind(state)
+        self._guard.check_end(self.step + 1, progress.done, skip)
 
     def _update_metrics(self, progress: StepProgress) -> dict[str, float]:
         norms = progress.grad_norms
         return self._policy.reduce_metrics(progress.means) | {
             "grad_norm": sum(norms) / len(norms) if norms else float("nan"),
-            "update/skipped": self._settings.updates_per_rollout - len(norms),
             "tokens/trained": progress.trained_tokens,
+            **skipped_updates(
+                self._settings.updates_per_rollout - len(norms), progress.not_finite, progress.spikes
+            ),
         }
-
-    def _measure(
-        self, mini_batches: list[MiniBatch], batch: TrainBatch, rewards: Tensor, *, all_old: bool
-    ) -> list[MiniBatch]:
-        """What the updates need of the weights that made the rollout and of the reference, once a rollout.
-
-        Args:
-            all_old: something looks at the old statistics before the first update.
-        """
-        policy, objective = self._policy, self._objective
-        first_too = all_old or objective.shapes_advantages
-        with self._timers.phase("old_stats"):
-            mini_batches = with_old_statistics(policy, mini_batches, first_too=first_too)
-        if objective.needs_reference:
-            with self._timers.phase("reference"):
-                mini_batches = with_reference_logprobs(policy, mini_batches)
-        if objective.shapes_advantages:
-            with self._timers.phase("old_stats"):
-                mini_batches = with_shaped_advantages(policy, objective, mini_batches, batch, rewards)
-        return mini_batches
 
     def _learning_rate(self) -> float:
         warmup = self._settings.warmup_steps

@@ -147,7 +147,7 @@ def test_nothing_of_hydra_is_left(tmp_path):
     before = sorted(tmp_path.rglob("*"))
     config = load_config(["experiment=toy_cpu"])
     assert set(yaml.safe_load(dump_config(config))) == {
-        "seed", "output", "model", "algorithm", "data", "rollout", "trainer", "hardware"
+        "seed", "output", "replay", "model", "algorithm", "data", "rollout", "trainer", "hardware"
     }  # fmt: skip
     assert sorted(tmp_path.rglob("*")) == before  # no outputs/ folder, no log
     assert not GlobalHydra.instance().is_initialized()

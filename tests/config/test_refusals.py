@@ -130,6 +130,23 @@ MISTAKES = [
     ),
     ("trainer.keep_last=0", "trainer.keep_last=0: must be at least 1"),
     (
+        "trainer.spike_window=8",
+        "trainer.spike_window=8: has no effect with trainer.spike_factor=null (set that too)",
+    ),
+    (
+        "trainer.spike_rewinds=1 trainer.spike_factor=5",
+        "trainer.spike_rewinds=1: has no effect with trainer.save_interval=0, since there is nothing to go "
+        "back to (set that too)",
+    ),
+    (
+        "trainer.spike_rewinds=1 trainer.spike_factor=5 trainer.save_interval=1 replay=.",
+        "trainer.spike_rewinds=1: has no effect with replay, which has the same prompts again (remove it)",
+    ),
+    (
+        "replay=/nowhere",
+        "replay=/nowhere: no such folder (give one of rollouts/ or bad_updates/ of a run, or rollouts/)",
+    ),
+    (
         "trainer.keep_best=1",
         "trainer.keep_best=1: has no effect with trainer.save_interval=0 (set that too)",
     ),

@@ -63,7 +63,8 @@ def reward_of_some(prompt: str, response_text: str, gold: str, metadata: dict) -
 
 def outcomes(rank: int, world_size: int, configs: dict[str, Config]) -> dict[str, tuple[torch.Tensor, list]]:
     """Weights and metrics of each configuration's run, in a rank that has the stack."""
-    from tepo_nemo.nemo.run import make_correction, make_trainer
+    from tepo_nemo.nemo.assembly import make_trainer
+    from tepo_nemo.nemo.run import make_correction
 
     found = {}
     for name, config in configs.items():
@@ -76,7 +77,17 @@ def outcomes(rank: int, world_size: int, configs: dict[str, Config]) -> dict[str
         grader = Grader(policy, reward_of_some, spell)
         saver = MemorySaver(policy)
         trainer = make_trainer(
-            config, policy, policy.objective, grader, PROMPTS, dict, recording, saver, lambda: None
+            config,
+            policy,
+            policy.objective,
+            grader,
+            PROMPTS,
+            dict,
+            recording,
+            saver,
+            lambda: None,
+            lambda: None,
+            None,
         )
         with suppress(RolloutError):
             trainer.fit()

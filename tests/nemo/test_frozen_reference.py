@@ -95,11 +95,12 @@ def _update(host, policy, mini_batch: MiniBatch, config: Config) -> tuple[float,
     from tepo_nemo.objectives.contract import Mean
 
     policy.prepare_for_training_step()
-    loss, _ = policy.get_loss_and_metrics(mini_batch, forward_only=False)
+    loss, metrics = policy.get_loss_and_metrics(mini_batch, forward_only=False)
     policy.finish_training_step()
     gradients = own_gradients(host)
     share = {} if loss is None else {"loss": Mean(loss, loss.new_full((), 1 / policy.data_parallel_size))}
-    assert not policy.optimizer_step(config.trainer.optimizer.learning_rate).skipped
+    assert not policy.clip_gradient(loss, metrics).not_finite
+    policy.optimizer_step(config.trainer.optimizer.learning_rate)
     return policy.reduce_metrics(share)["loss"], gradients
 
 

@@ -52,7 +52,7 @@ def weights_and_gradients(
 def test_sgd_moves_by_learning_rate_times_gradient(steps: dict[str, list[Step]]) -> None:
     """To the bit: the given learning rate, and no clipping where `gradient_clip` is 0."""
     before, gradients, after = weights_and_gradients(steps["sgd"])
-    assert steps["sgd"][0].result.grad_norm > 1
+    assert steps["sgd"][0].gradient.norm > 1
     for name, gradient in gradients.items():
         assert torch.equal(after[name], torch.add(before[name], gradient, alpha=-LEARNING_RATE)), name
 
@@ -61,7 +61,7 @@ def test_clipping_scales_the_gradient_of_the_whole_model(steps: dict[str, list[S
     """To a norm of `gradient_clip`; reported is the norm before."""
     before, gradients, after = weights_and_gradients(steps["clipped sgd"])
     norm = math.sqrt(sum(float(gradient.double().square().sum()) for gradient in gradients.values()))
-    assert steps["clipped sgd"][0].result.grad_norm == pytest.approx(norm, rel=1e-6)
+    assert steps["clipped sgd"][0].gradient.norm == pytest.approx(norm, rel=1e-6)
     for name, gradient in gradients.items():
         expected = before[name].double() - LEARNING_RATE * CLIP / norm * gradient.double()
         torch.testing.assert_close(after[name].double(), expected, rtol=1e-6, atol=1e-8)
@@ -104,10 +104,10 @@ def recoveries(worlds: Worlds, toy: ToyFolder, given: Callable[[bool], Given]) -
 def test_a_gradient_that_is_not_finite_is_skipped(recoveries: Recoveries, name: str, mode: str) -> None:
     """By every rank, also where its own part is finite; weights and optimizer stay as they were."""
     for recovery in recoveries(name)[mode]:
-        assert recovery.poisoned.result.skipped
-        assert not math.isfinite(recovery.poisoned.result.grad_norm)
+        assert recovery.poisoned.gradient.not_finite == {"loss": 1, "norm": 0}  # first ranks
+        assert not math.isfinite(recovery.poisoned.gradient.norm)
         assert same_weights(recovery.poisoned.after, recovery.poisoned.before)
-        assert not recovery.clean.result.skipped
-        assert recovery.clean.result.grad_norm == recovery.undisturbed.result.grad_norm
+        assert not recovery.clean.gradient.not_finite
+        assert recovery.clean.gradient.norm == recovery.undisturbed.gradient.norm
         assert not same_weights(recovery.clean.after, recovery.clean.before)
         assert same_weights(recovery.clean.after, recovery.undisturbed.after)

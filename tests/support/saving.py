@@ -34,7 +34,8 @@ def update_and_save(
     policy.prepare_for_training_step()
     policy.get_loss_and_metrics(mini_batches[0], forward_only=False)
     policy.finish_training_step()
-    assert not policy.optimizer_step(config.trainer.optimizer.learning_rate).skipped
+    assert not policy.clip_gradient(None, {}).not_finite
+    policy.optimizer_step(config.trainer.optimizer.learning_rate)
 
     def half_way(save: ShardedSave) -> None:
         (path.parent / f".{path.name}.partial" / "model_weights" / f"half_{rank}").touch()

@@ -14,7 +14,7 @@ from tepo_nemo.training.batch import MiniBatch, TrainBatch
 
 if TYPE_CHECKING:  # the ranks alone have the stack
     from tepo_nemo.nemo.policy import MegatronPolicy
-    from tepo_nemo.training.policy import UpdateResult
+    from tepo_nemo.training.policy import Gradient
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class Step:
     before: Part
     gradients: Part
     after: Part
-    result: "UpdateResult"
+    gradient: "Gradient"
 
 
 @dataclass(frozen=True)
@@ -81,11 +81,13 @@ def take_step(host, policy: "MegatronPolicy", mini_batch: MiniBatch, learning_ra
     before = own_weights(host)
     policy.prepare_for_training()
     policy.prepare_for_training_step()
-    policy.get_loss_and_metrics(mini_batch, forward_only=False)
+    loss, metrics = policy.get_loss_and_metrics(mini_batch, forward_only=False)
     policy.finish_training_step()
     gradients = own_gradients(host)
-    result = policy.optimizer_step(learning_rate)
-    return Step(before, gradients, own_weights(host), result)
+    gradient = policy.clip_gradient(loss, metrics)
+    if not gradient.not_finite:
+        policy.optimizer_step(learning_rate)
+    return Step(before, gradients, own_weights(host), gradient)
 
 
 def same_weights(a: Part, b: Part) -> bool:

@@ -1,7 +1,7 @@
 """A whole training run on `torch_policy`: prompts, a reward, and a trainer that is told what differs."""
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from functools import cache
@@ -23,11 +23,13 @@ from tepo_nemo.rollout.check import GapLimits
 from tepo_nemo.rollout.scoring import Grader
 from tepo_nemo.runs.files import to_json
 from tepo_nemo.training.batch import MiniBatch, TokenStatistics
-from tepo_nemo.training.collect import StepCollector
+from tepo_nemo.training.collect import CollectedStep, Collector, StepCollector
 from tepo_nemo.training.progress import SavedProgress
+from tepo_nemo.training.replay import RolloutReader
 from tepo_nemo.training.rollout_check import RefitProbe, RolloutCheck
+from tepo_nemo.training.settings import TrainerSettings
 from tepo_nemo.training.timers import PhaseTimers
-from tepo_nemo.training.trainer import Trainer, TrainerSettings
+from tepo_nemo.training.trainer import Trainer
 
 SHARED_KEYS = {"name", "advantage", "overlong_fraction", "dynamic_sampling", "max_generation_batches"}
 # Of different lengths; the gold letter is what a good response holds.
@@ -68,6 +70,22 @@ class Recording:
     metrics: list[dict[str, float]] = field(default_factory=list)
     kept: list[ScoredBatch | None] = field(default_factory=list)
     advantages: list[Tensor | None] = field(default_factory=list)
+    collected: dict[int, CollectedStep] = field(default_factory=dict)
+    bad_updates: list[tuple[int, int, str]] = field(default_factory=list)
+    messages: list[str] = field(default_factory=list)
+
+    def rollout(self, step: int, collected: CollectedStep) -> None:
+        self.collected[step] = collected
+
+    def bad_update(self, step: int, update: int, why: str, collected: CollectedStep) -> None:
+        assert collected is self.collected[step]
+        self.bad_updates.append((step, update, why))
+
+    def go_back(self, step: int) -> None:
+        del self.metrics[step:], self.kept[step:], self.advantages[step:]
+
+    def message(self, text: str) -> None:
+        self.messages.append(text)
 
     def step(
         self, step: int, metrics: dict[str, float], kept: ScoredBatch | None, advantages: Tensor | None
@@ -146,6 +164,14 @@ class MemorySaver:
     def poll(self) -> None:
         """Nothing is on its way."""
 
+    def go_back(self) -> dict[str, Any] | None:
+        """The newest checkpoint of a whole step is in place again."""
+        saved = next((each for each in reversed(self.saved) if each.progress is None), None)
+        if saved is None:
+            return None
+        self._policy.load_state(saved.policy)
+        return saved.state
+
 
 @dataclass
 class Run:
@@ -172,9 +198,14 @@ def make_run(
     evaluate: Callable[[], dict[str, float]] = dict,
     check_stop: Callable[[], None] = lambda: None,
     check_limits: GapLimits = CHECK_LIMITS,
+    read_from: Mapping[int, Path] | None = None,
     **changes: Any,
 ) -> Run:
-    """Three steps of two updates at a learning rate that moves the policy visibly."""
+    """Three steps of two updates at a learning rate that moves the policy visibly.
+
+    Args:
+        read_from: dumps to train on, by step, in place of generating.
+    """
     values = dict(
         seed=1,
         max_steps=3,
@@ -191,10 +222,14 @@ def make_run(
         warmup_steps=0,
         save_interval=0,
         eval_interval=0,
+        max_bad_updates=10,
+        spike_factor=None,
+        spike_window=4,
+        spike_rewinds=0,
     )
     settings = TrainerSettings(**(values | changes))
     timers = PhaseTimers(lambda: None)
-    collector = make_collector(
+    collector: Collector = make_collector(
         policy,
         reward,
         prompts,
@@ -206,6 +241,8 @@ def make_run(
         max_response_length=settings.max_response_length,
         dynamic_sampling=dynamic_sampling,
     )
+    if read_from is not None:
+        collector = RolloutReader(read_from, timers)
     recording, saver = Recording(), MemorySaver(policy)
     trainer = Trainer(
         settings,
@@ -225,6 +262,7 @@ def make_run(
         evaluate,
         saver,
         check_stop,
+        saver.go_back,
     )
     return Run(trainer, policy, recording, saver)
 

@@ -14,13 +14,14 @@ from torch import Tensor, nn
 
 from tepo_nemo.objectives.contract import Mean, Objective
 from tepo_nemo.parallel.data import gather_ragged_rows, sum_over_ranks
+from tepo_nemo.parallel.finite import first_ranks_not_finite
 from tepo_nemo.parallel.vocab import vocab_parallel_logprob_entropy
 from tepo_nemo.rollout.correction import RolloutCorrection
 from tepo_nemo.rollout.protocol import Generation, GenerationRequest
 from tepo_nemo.rollout.sampling import row_keys, sample_tokens
 from tepo_nemo.training.batch import MicroBatch, MiniBatch, TokenStatistics, add_means
 from tepo_nemo.training.metrics import logprob_gap, weight_metrics
-from tepo_nemo.training.policy import UpdateResult
+from tepo_nemo.training.policy import Gradient
 
 STOP = 0
 # Token 3 spells what tokens 1 and 2 spell in a row: text does not tell which of the two was sampled.
@@ -97,7 +98,7 @@ class TorchPolicy:
         self.reference = deepcopy(self.model) if objective.needs_reference else None
 
     def _turn(self, before: str, after: str) -> None:
-        assert self._phase == before, f"{before} -> {after} while in {self._phase}"
+        assert self._phase in before.split("|"), f"{before} -> {after} while in {self._phase}"
         self._phase = after
 
     def weights(self) -> Tensor:
@@ -110,7 +111,7 @@ class TorchPolicy:
 
     def load_state(self, state: dict[str, Any]) -> None:
         self.model.load_state_dict(state["model"])
-        self.optimizer.load_state_dict(state["optimizer"])
+        self.optimizer.load_state_dict(deepcopy(state["optimizer"]))  # else its tensors are taken as they are
 
     # ----------------------------------------------------------------- rollouts
 
@@ -167,7 +168,7 @@ class TorchPolicy:
         ]
 
     def prepare_for_training_step(self) -> None:
-        self._turn("training", "update")
+        self._turn("training|clipped", "update")  # "clipped": the update before was not made
         self.optimizer.zero_grad()
 
     def get_loss_and_metrics(self, batch: MiniBatch, forward_only: bool) -> tuple[Tensor, dict[str, Mean]]:
@@ -189,18 +190,21 @@ class TorchPolicy:
             for parameter in self.model.parameters():
                 dist.all_reduce(parameter.grad, group=self.group)
 
-    def optimizer_step(self, learning_rate: float) -> UpdateResult:
-        self._turn("update", "training")
+    def clip_gradient(self, loss: Tensor | None, metrics: dict[str, Mean]) -> Gradient:
+        """Nothing is clipped."""
+        self._turn("update", "clipped")
+        norm = float(torch.cat([p.grad.flatten() for p in self.model.parameters()]).norm())
+        watched = {"loss": loss, "ratio": metrics["ratio/mean"].numerator, "norm": norm}
+        return Gradient(norm, first_ranks_not_finite(watched, self.group))
+
+    def optimizer_step(self, learning_rate: float) -> None:
+        self._turn("clipped", "training")
         self.learning_rates.append(learning_rate)
         self.optimizer.param_groups[0]["lr"] = learning_rate
-        grad_norm = float(torch.cat([p.grad.flatten() for p in self.model.parameters()]).norm())
-        finite = grad_norm < float("inf")
-        if finite:
-            self.optimizer.step()
-        return UpdateResult(grad_norm, skipped=not finite)
+        self.optimizer.step()
 
     def finish_training(self) -> None:
-        self._turn("training", "idle")
+        self._turn("training|clipped", "idle")
 
     def _statistics(
         self, micro: MicroBatch, entropy_requires_grad: bool, model: TinyLM | None = None
@@ -243,3 +247,25 @@ class TorchPolicy:
 
     def weights_fingerprint(self) -> int:
         return int(self.weights().view(torch.int64).sum())
+
+
+class Broken(TorchPolicy):
+    """Loss, ratio or gradient is not finite on one rank, from one update (the first is 1) to another."""
+
+    def __init__(self, *args: Any, what: str, first: int, last: int, rank: int = 0, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.what, self.first, self.last, self.rank = what, first, last, rank
+        self.number = 0
+
+    def get_loss_and_metrics(self, batch: MiniBatch, forward_only: bool) -> tuple[Tensor, dict[str, Mean]]:
+        loss, metrics = super().get_loss_and_metrics(batch, forward_only)
+        self.number += 1
+        if self.rank != self.data_parallel_rank or not self.first <= self.number <= self.last:
+            return loss, metrics
+        if self.what == "loss":
+            return loss * float("nan"), metrics
+        if self.what == "ratio":
+            mean = metrics["ratio/mean"]
+            return loss, metrics | {"ratio/mean": Mean(mean.numerator + float("inf"), mean.denominator)}
+        self.model.head.grad[0, 0] = float("nan")
+        return loss, metrics

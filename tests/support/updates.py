@@ -173,7 +173,8 @@ def _update(host: "Host", policy: "MegatronPolicy", job: Job, report: Report) ->
     for mini_batch in _mini_batches(policy, job.updates, RESPONSES_PER_UPDATE, algorithm):
         report.statistics.append(to_rows([mini_batch], policy.get_token_statistics([mini_batch])))
         report.metrics.append(_take(host, policy, mini_batch, algorithm))
-        result = policy.optimizer_step(job.config.trainer.optimizer.learning_rate)
-        assert not result.skipped
-        report.grad_norms.append(result.grad_norm)
+        gradient = policy.clip_gradient(None, {})
+        assert not gradient.not_finite
+        policy.optimizer_step(job.config.trainer.optimizer.learning_rate)
+        report.grad_norms.append(gradient.norm)
     report.after = own_weights(host)

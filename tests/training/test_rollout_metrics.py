@@ -28,7 +28,7 @@ def test_metrics_of_a_rollout_by_hand():
         ]
     )
     metrics = rollout_metrics(
-        CollectedStep(kept=generated.select_groups([1]), generated=generated, consumed_prompts=4)
+        CollectedStep(generated.select_groups([1]), generated, kept_groups=[1], consumed_prompts=4)
     )
     assert metrics == {
         "reward/mean": 3.5 / 5,
@@ -43,13 +43,13 @@ def test_metrics_of_a_rollout_by_hand():
 @pytest.mark.parametrize("truncated", [False, True])
 def test_all_truncated_and_none(truncated):  # faults 34
     generated = make_scored([Response(0, 0.0, 4, truncated)] * 2 + [Response(1, 0.0, 4, truncated)] * 2)
-    metrics = rollout_metrics(CollectedStep(None, generated, 2))
+    metrics = rollout_metrics(CollectedStep(None, generated, [], 2))
     assert metrics["response_length/truncated_fraction"] == float(truncated)
     assert metrics["reward/group_std_zero_fraction"] == 1
 
 
 def test_a_verifier_that_fails_on_everything():
-    metrics = rollout_metrics(CollectedStep(None, make_scored([Response(0, None), Response(0, None)]), 1))
+    metrics = rollout_metrics(CollectedStep(None, make_scored([Response(0, None), Response(0, None)]), [], 1))
     assert metrics["verifier/failed_fraction"] == 1
     assert metrics["reward/group_std_zero_fraction"] == 1
     assert math.isnan(metrics["reward/mean"])

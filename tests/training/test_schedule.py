@@ -97,7 +97,8 @@ def test_a_continued_run_is_the_uninterrupted_one(stop, dynamic_sampling):  # fa
 
 def test_a_finished_run_has_nothing_to_continue():
     run = make_run(TorchPolicy(make_objective()))
-    run.trainer.load_state_dict({"step": 3, "consumed_prompts": 12})
+    guard = {"in_a_row": 0, "rewinds": 0, "norms": []}
+    run.trainer.load_state_dict({"step": 3, "consumed_prompts": 12, "guard": guard})
     before = run.policy.weights()
     run.trainer.fit()
     assert run.recording.metrics == [] and run.saver.saved == []

@@ -12,24 +12,24 @@ from tepo_nemo.runs.metrics import METRICS
 
 
 class Poisoned(TorchPolicy):
-    """Some updates have a gradient that is not finite."""
+    """Some updates, counted from 0, have a gradient that is not finite."""
 
     def __init__(self, *args, updates, value, **kwargs):
         super().__init__(*args, **kwargs)
         self.poisoned = dict.fromkeys(updates, value)
-        self.weights_after = []
+        self.weights_before = []
         self.grad_norms = []
 
     def finish_training_step(self):
         super().finish_training_step()
-        if len(self.learning_rates) in self.poisoned:
-            self.model.head.grad[0, 0] = self.poisoned[len(self.learning_rates)]
+        if len(self.grad_norms) in self.poisoned:
+            self.model.head.grad[0, 0] = self.poisoned[len(self.grad_norms)]
 
-    def optimizer_step(self, learning_rate):
-        result = super().optimizer_step(learning_rate)
-        self.weights_after.append(self.weights())
-        self.grad_norms.append(result.grad_norm)
-        return result
+    def clip_gradient(self, loss, metrics):
+        self.weights_before.append(self.weights())
+        gradient = super().clip_gradient(loss, metrics)
+        self.grad_norms.append(gradient.norm)
+        return gradient
 
 
 @pytest.mark.parametrize("value", [0.0, 1.0])
@@ -74,9 +74,12 @@ def test_a_gradient_that_is_not_finite_is_skipped_and_counted(value):
     run = make_run(policy)
     run.trainer.fit()
     assert [row["update/skipped"] for row in run.recording.metrics] == [1, 0, 0]
-    assert torch.equal(policy.weights_after[1], policy.weights_after[0])
-    for before, after in [(1, 2), (2, 3), (3, 4), (4, 5)]:
-        assert not torch.equal(policy.weights_after[before], policy.weights_after[after])
+    assert [row["update/not_finite"] for row in run.recording.metrics] == [1, 0, 0]
+    assert run.recording.bad_updates == [(1, 2, "gradient norm not finite")]
+    weights = [*policy.weights_before, policy.weights()]
+    assert torch.equal(weights[1], weights[2])
+    for before, after in [(0, 1), (2, 3), (3, 4), (4, 5), (5, 6)]:
+        assert not torch.equal(weights[before], weights[after])
     assert torch.isfinite(policy.weights()).all()
     # The skipped update is in no mean.
     assert all(

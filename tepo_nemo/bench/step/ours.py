@@ -16,11 +16,12 @@ from tepo_nemo.bench.step.taken import Taken
 from tepo_nemo.bench.step.workload import Workload
 from tepo_nemo.config.load import dump_config
 from tepo_nemo.config.schema import Config
+from tepo_nemo.nemo.assembly import make_recorder, make_trainer
 from tepo_nemo.nemo.build import Host
 from tepo_nemo.nemo.policy import MegatronPolicy
 from tepo_nemo.nemo.prompts import load_tokenized
 from tepo_nemo.nemo.rollout.megatron import MegatronRollout
-from tepo_nemo.nemo.run import connect_policy, make_recorder, make_trainer
+from tepo_nemo.nemo.run import connect_policy
 from tepo_nemo.objectives import registry
 from tepo_nemo.reward.result import RewardFunction, RewardResult
 from tepo_nemo.rollout.batch import TokenizedPrompt
@@ -66,7 +67,9 @@ class OurStep:
             policy.length_multiple = longest_sequence(workload)
         if policy.is_main:
             directory = RunDirectory.create(config.output, dump_config(config))
-            self._recorder = _LastStep(make_recorder(config, directory, open(os.devnull, "w"), after=0))
+            self._recorder = _LastStep(
+                make_recorder(config, directory, open(os.devnull, "w"), 0, self._host.actor.true_vocab_size)
+            )
         else:
             self._recorder = _LastStep(SilentRecorder())
         grader = Grader(policy, _reward_after(variant.grading_s), host.actor.tokenizer.ids_to_text)
@@ -79,7 +82,9 @@ class OurStep:
             dict,
             self._recorder,
             _NoSaver(),
-            StopCheck(StopFlag(), policy.max_over_ranks),
+            StopCheck(StopFlag(), policy.max_over_ranks, lambda: None),
+            go_back=lambda: None,
+            replay=None,
         )
 
     def _connect(self) -> MegatronPolicy:
@@ -89,7 +94,7 @@ class OurStep:
 
     def __call__(self) -> Taken:
         self._connect()  # another one may have used the model meanwhile
-        self._trainer.load_state_dict({"step": 0, "consumed_prompts": self._trainer.consumed_prompts})
+        self._trainer.load_state_dict(self._trainer.state_dict() | {"step": 0})
         with self._variant.plain():
             self._trainer.fit()
         metrics = self._recorder.metrics
@@ -165,6 +170,18 @@ class _LastStep:
     def step(self, step, metrics, kept, advantages) -> None:
         self.metrics = metrics
         self._inner.step(step, metrics, kept, advantages)
+
+    def rollout(self, step, collected) -> None:
+        self._inner.rollout(step, collected)
+
+    def bad_update(self, step, update, why, collected) -> None:
+        self._inner.bad_update(step, update, why, collected)
+
+    def go_back(self, step) -> None:
+        self._inner.go_back(step)
+
+    def message(self, text: str) -> None:
+        self._inner.message(text)
 
     def flush(self) -> None:
         self._inner.flush()
