@@ -14,6 +14,7 @@ from support.once import once
 from support.toy import VOCABULARY, ToyFolder
 from support.worlds import Worlds
 
+from tepo_nemo.runs.checkpoints import read_manifest
 from tepo_nemo.runs.directory import RunDirectory
 
 pytestmark = pytest.mark.timeout(300)  # the first test to need a layout waits for it
@@ -126,3 +127,31 @@ def test_every_process_group_has_the_timeout_of_the_configuration(found: Found, 
     _, outcomes = found(layout)
     for outcome in outcomes[None]:
         assert outcome.timeouts == {timedelta(minutes=TIMEOUT_MINUTES)}
+
+
+def test_a_spike_sends_the_run_back_to_its_checkpoint(worlds: Worlds, toy: ToyFolder, tmp_path: Path) -> None:
+    """In step 3: step 2 is put in place to the bit, and step 3 taken with the prompts after those it had."""
+    overrides = (
+        "trainer.max_steps=3",
+        "trainer.save_interval=1",
+        "trainer.keep_last=9",
+        "trainer.spike_factor=50",
+        "trainer.spike_window=4",
+        "trainer.spike_rewinds=1",
+    )
+    jobs = [
+        (fault, faulty_config(toy, tmp_path / str(fault), *overrides, tensor=2)) for fault in (None, "spike")
+    ]
+    for _, spiking in worlds(2, stack="nemo").run(run_all, jobs, timeout=200):
+        assert spiking.error is None
+    assert [row["consumed_prompts"] for row in rows_of(tmp_path / "None")] == [4, 8, 12]
+    rows = rows_of(tmp_path / "spike")
+    assert [row["consumed_prompts"] for row in rows] == [4, 8, 16]
+    assert [row["update/rewinds"] for row in rows] == [0, 0, 1]
+    assert [row["update/skipped"] for row in rows] == [0, 0, 0]
+    sound, again = (
+        read_manifest(RunDirectory(tmp_path / name).checkpoints / "step_000002") for name in ("None", "spike")
+    )
+    tensors = {name: record for name, record in sound.files.items() if name.endswith(".distcp")}
+    assert tensors and tensors == {name: again.files[name] for name in tensors}
+    assert (tmp_path / "spike" / "bad_updates" / "step_000003_update_001").is_dir()

@@ -186,6 +186,25 @@ def _nan_weights(actor: Any, result: Any) -> None:
 
 
 @contextmanager
+def _spike() -> Iterator[None]:
+    """The gradient of the fifth update is a thousand times what it is, on all ranks."""
+    from tepo_nemo.nemo.actor import MegatronGPTTEPOActorModel as Actor
+
+    finish, calls = Actor.finish_training_step, 0
+
+    def spiking(self: Any) -> None:
+        nonlocal calls
+        calls += 1
+        finish(self)
+        if calls == 5:
+            for parameter in self.get_model_module_list()[0].parameters():
+                _gradient_of(parameter).mul_(1000)
+
+    with patch.object(Actor, "finish_training_step", spiking):
+        yield
+
+
+@contextmanager
 def _nan_logits() -> Iterator[None]:
     """The hidden states of one training forward, from which the logits are made."""
     from tepo_nemo.nemo.actor import MegatronGPTTEPOActorModel as Actor
@@ -219,5 +238,6 @@ FAULTS: dict[str | None, Any] = {
     ),
     "logits": _nan_logits,
     "every gradient": _on_the_broken_rank("finish_training_step", _nan_gradient, call=None),
+    "spike": _spike,
     "weights": _on_the_broken_rank("prepare_for_inference", _nan_weights, call=2),
 }
