@@ -7,6 +7,7 @@ from tepo_nemo.config.load import load_config
 from tepo_nemo.config.presets import choices
 from tepo_nemo.errors import UserError
 from tepo_nemo.launch.preflight import check_run
+from tepo_nemo.runs import trackers
 
 
 @pytest.fixture(autouse=True)
@@ -40,3 +41,22 @@ def test_a_broken_prompt_set_is_refused(folder):
     (folder / "toy" / "train.jsonl").write_text("")
     with pytest.raises(UserError, match=r"train.jsonl: has no prompts"):
         check_run(load_config([]))
+
+
+def test_a_replay_of_nothing_is_refused(folder):
+    with pytest.raises(UserError, match=r"replay=.*toy: holds no rollout"):
+        check_run(load_config([f"replay={folder / 'toy'}"]))
+
+
+def test_a_broken_replay_is_refused(folder):
+    (folder / "dump").mkdir()
+    (folder / "dump" / "rollout.json").write_text("{}")
+    with pytest.raises(UserError, match=r"replay=.*dump: cannot be used, it lacks 'format'"):
+        check_run(load_config(["replay=dump"]))
+
+
+def test_a_tracker_that_is_not_installed_is_refused(monkeypatch):
+    monkeypatch.setattr(trackers, "find_spec", lambda name: None)
+    check_run(load_config(["trainer.trackers=[tensorboard]"]))
+    with pytest.raises(UserError, match=r"wandb is not installed \(pip install wandb"):
+        check_run(load_config(["trainer.trackers=[tensorboard,wandb]"]))

@@ -228,3 +228,47 @@ def test_what_one_rank_has_skips_the_update_on_all(worlds):
         assert [row["update/not_finite"] for row in told] == [1, 0, 0]
         assert all(math.isfinite(row[key]) for row in told for key in ("loss", "grad_norm", "ratio/mean"))
         assert weights.isfinite().all()
+
+
+class BrokenStatistics(TorchPolicy):
+    """One forward-only pass gives NaN on rank 1."""
+
+    passes = 0
+
+    def get_token_statistics(self, mini_batches):
+        statistics = super().get_token_statistics(mini_batches)
+        self.passes += 1
+        if self.passes == 3 and self.data_parallel_rank == 1:
+            return [
+                [each._replace(logprobs=each.logprobs * NAN) for each in of_mini] for of_mini in statistics
+            ]
+        return statistics
+
+
+STATISTICS = {
+    "tepo": dict(preset="tepo"),
+    "erpo": dict(preset="erpo"),
+    "clip_cov": dict(preset="clip_cov", covariance_low=0.05, covariance_high=2.0, selected_fraction=0.1),
+    "kl_cov": dict(preset="kl_cov", selected_fraction=0.2),
+}
+
+
+def with_broken_statistics(rank, world_size):
+    found = {}
+    for name, objective in STATISTICS.items():
+        policy = BrokenStatistics(make_objective(**objective), group=world_group())
+        run = make_run(policy, max_steps=4)
+        run.trainer.fit()
+        found[name] = policy.weights(), [row["update/not_finite"] for row in run.recording.metrics]
+    return found
+
+
+def test_statistics_that_one_rank_has_wrong_skip_what_rests_on_them(worlds):
+    """Old statistics, those that choose tokens, and those that shape advantages: nobody hangs."""
+    first, second = worlds(2).run(with_broken_statistics)
+    for name in STATISTICS:
+        weights, skipped = first[name]
+        assert torch.equal(weights, second[name][0]) and skipped == second[name][1]
+        assert weights.isfinite().all() and skipped[-1] == 0
+        # What chooses tokens by them chooses none, and that is all.
+        assert sum(skipped) > 0 or name in ("clip_cov", "kl_cov")
