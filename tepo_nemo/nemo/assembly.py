@@ -99,7 +99,7 @@ def make_trainer(
     timers = PhaseTimers(torch.cuda.synchronize)
     settings = TrainerSettings(
         seed=config.seed,
-        max_steps=config.trainer.max_steps if replay is None else replay.last,
+        max_steps=config.trainer.max_steps,
         prompts_per_step=config.rollout.prompts_per_step,
         responses_per_prompt=config.rollout.responses_per_prompt,
         updates_per_rollout=config.trainer.updates_per_rollout,

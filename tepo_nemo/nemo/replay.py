@@ -31,18 +31,14 @@ class Replay:
     def first(self) -> int:
         return min(self.folders)
 
-    @property
-    def last(self) -> int:
-        return max(self.folders)
-
 
 def about_run(config: Config, vocab_size: int) -> dict[str, Any]:
     """What a dump says of the run that made it."""
     return {"seed": config.seed, "vocab_size": vocab_size, "config": flat(config)}
 
 
-def open_replay(config: Config, *, vocab_size: int, sequence_length: int) -> Replay:
-    """The steps that `replay` names.
+def open_replay(config: Config, *, vocab_size: int, sequence_length: int) -> tuple[Config, Replay | None]:
+    """The steps that `replay` names, and the configuration up to the last of them; None for no replay.
 
     Args:
         vocab_size: of the true vocabulary.
@@ -52,6 +48,8 @@ def open_replay(config: Config, *, vocab_size: int, sequence_length: int) -> Rep
         UserError: a dump cannot be read, is of a model with another vocabulary, or does not fit the batch
             arithmetic or the lengths of the configuration.
     """
+    if config.replay is None:
+        return config, None
     dumps = read_dumps(config.replay)
     for folder, dump in dumps.values():
         made_with = dump.about.get("vocab_size")
@@ -64,7 +62,9 @@ def open_replay(config: Config, *, vocab_size: int, sequence_length: int) -> Rep
             _check_fits(dump.collected.kept, folder, config, vocab_size, sequence_length)
     _, first = dumps[min(dumps)]
     note = _differences(first.about.get("config", {}), flat(config))
-    return Replay({step: folder for step, (folder, _) in dumps.items()}, note)
+    trainer = config.trainer.model_copy(update={"max_steps": max(dumps)})
+    replay = Replay({step: folder for step, (folder, _) in dumps.items()}, note)
+    return config.model_copy(update={"trainer": trainer}), replay
 
 
 def _check_fits(

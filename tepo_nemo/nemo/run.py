@@ -28,7 +28,7 @@ from tepo_nemo.runs.directory import RunDirectory
 from tepo_nemo.runs.stop import StopFlag, Stopped
 from tepo_nemo.runs.summary import write_summary
 from tepo_nemo.training.guard import BadUpdatesError
-from tepo_nemo.training.recorder import SilentRecorder
+from tepo_nemo.training.recorder import RecordError, SilentRecorder
 from tepo_nemo.training.stopping import StopCheck
 
 
@@ -145,6 +145,7 @@ def train(config: Config, console: TextIO, stop: StopFlag) -> None:
         Stopped: a rank was asked to stop; the state is saved.
         SaveError: the last checkpoint could not be written.
         BadUpdatesError: see `Trainer.fit`.
+        RecordError: steps could not be written to the metrics file.
         HungRankError: another rank hangs or is gone.
         FloatingPointError: the weights give logits that are not finite.
     """
@@ -160,6 +161,9 @@ def _train(
 ) -> None:
     prompts, sets = load_training_set(config, host), load_evaluation_sets(config, host)
     policy = connect_policy(host, config, objective)
+    config, replay = open_replay(
+        config, vocab_size=host.actor.true_vocab_size, sequence_length=host.actor.cfg.encoder_seq_length
+    )
     watch = StackWatch(config.trainer.collective_timeout * 60)
     check_stop = StopCheck(stop, policy.max_over_ranks, watch.moved)
     grader = make_grader(config, policy, host.actor.tokenizer.ids_to_text)
@@ -167,12 +171,10 @@ def _train(
     directory = RunDirectory(config.output)
     history = RunHistory(config, prompts, started)
     restored = history.go_on(host, directory)
-    after = 0 if restored is None else restored.state["step"]
+    after = replay.first - 1 if replay is not None else 0
+    if restored is not None:
+        after = restored.state["step"]
     vocab_size = host.actor.true_vocab_size
-    replay = None
-    if config.replay is not None:
-        replay = open_replay(config, vocab_size=vocab_size, sequence_length=host.actor.cfg.encoder_seq_length)
-        after = max(after, replay.first - 1)
     recorder = (
         make_recorder(config, directory, console, after, vocab_size) if policy.is_main else SilentRecorder()
     )
@@ -194,15 +196,16 @@ def _train(
         saver.newest, saver.failed = restored.position, restored.state["failed_saves"]
     status = "failed"
     try:
-        if restored is None and config.data.evaluate_before and sets:
-            history.eval_before = evaluate_all()
-            recorder.evaluation("before", history.eval_before)
-        trainer.fit()
-        saver.close()
-        saver.export(trainer.step, directory.exported(trainer.step))
-        if config.data.evaluate_after and sets:
-            history.eval_after = evaluate_all()
-            recorder.evaluation("after", history.eval_after)
+        with naming_hung_ranks():  # before anything below waits for something else
+            if restored is None and config.data.evaluate_before and sets:
+                history.eval_before = evaluate_all()
+                recorder.evaluation("before", history.eval_before)
+            trainer.fit()
+            saver.close()
+            saver.export(trainer.step, directory.exported(trainer.step))
+            if config.data.evaluate_after and sets:
+                history.eval_after = evaluate_all()
+                recorder.evaluation("after", history.eval_after)
         status = "done"
     except Stopped as stopped:
         saver.close()
@@ -217,15 +220,20 @@ def _train(
     finally:
         watch.stop()
         grader.close()
-        recorder.close()
-        if policy.is_main:
-            write_summary(
-                directory.summary,
-                steps=trainer.step,
-                reward_first=recorder.rewards[0] if recorder.rewards else None,
-                reward_last=recorder.rewards[-1] if recorder.rewards else None,
-                eval_before=history.eval_before,
-                eval_after=history.eval_after,
-                wall_s=history.wall_s,
-                status=status,
-            )
+        try:
+            recorder.close()
+        except RecordError:
+            status = "failed"
+            raise
+        finally:
+            if policy.is_main:
+                write_summary(
+                    directory.summary,
+                    steps=trainer.step,
+                    reward_first=recorder.rewards[0] if recorder.rewards else None,
+                    reward_last=recorder.rewards[-1] if recorder.rewards else None,
+                    eval_before=history.eval_before,
+                    eval_after=history.eval_after,
+                    wall_s=history.wall_s,
+                    status=status,
+                )
