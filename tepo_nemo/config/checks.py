@@ -11,6 +11,7 @@ from tepo_nemo.config.options import check_options
 from tepo_nemo.config.presets import method_keys
 from tepo_nemo.config.rollout_checks import check_rollout
 from tepo_nemo.config.schema import AlgorithmConfig, Config, DataConfig, OptimizerConfig, TrainerConfig
+from tepo_nemo.config.server import check_server
 from tepo_nemo.errors import UserError
 
 _NEEDED_WITHOUT_CHECKPOINT = (
@@ -37,6 +38,7 @@ def check_config(config: Config) -> None:
     _check_keep_best(config)
     check_rollout(config)
     _check_spikes(config)
+    check_server(config)
 
 
 def _check_method_keys(algorithm: AlgorithmConfig) -> None:

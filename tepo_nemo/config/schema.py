@@ -10,6 +10,7 @@ from tepo_nemo.config.base import Count, CountOrZero, LocalPath, NonNegative, Po
 from tepo_nemo.config.layout import Layout, plan_layout
 from tepo_nemo.config.model import ModelConfig
 from tepo_nemo.config.rollout import CheckConfig, CorrectionConfig, TensorRTLLMConfig
+from tepo_nemo.config.server import ServerConfig
 
 
 class AlgorithmConfig(Section, extra="allow"):
@@ -58,8 +59,8 @@ def _only(neutral: float, key: str) -> AfterValidator:
 class RolloutConfig(Section):
     """Sampling the responses of a step."""
 
-    backend: Literal["megatron", "trtllm"]
-    """What generates: Megatron with the training weights in place, or an engine of TensorRT-LLM beside it."""
+    backend: Literal["megatron", "trtllm", "server"]
+    """What generates: Megatron with the training weights in place, TensorRT-LLM beside it, or servers."""
     prompts_per_step: Count = 64
     """Prompts of a step, over all ranks."""
     responses_per_prompt: Annotated[int, AfterValidator(_group_size)] = 8
@@ -81,6 +82,8 @@ class RolloutConfig(Section):
     correction: CorrectionConfig = CorrectionConfig()
     """See below."""
     trtllm: TensorRTLLMConfig = TensorRTLLMConfig()
+    """See below."""
+    server: ServerConfig = ServerConfig()
     """See below."""
 
 

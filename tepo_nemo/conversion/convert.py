@@ -1,13 +1,10 @@
 """One conversion, from what the source is to what it becomes."""
 
-import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
-
-import torch
 
 from tepo_nemo.conversion.archive import CONFIG, ORIGIN, WEIGHTS, Checkpoint
 from tepo_nemo.conversion.families import Architecture
@@ -19,7 +16,7 @@ from tepo_nemo.conversion.output import check_room, new_checkpoint
 from tepo_nemo.conversion.to_huggingface import check_tensors, write_huggingface
 from tepo_nemo.conversion.to_nemo import check_weights, write_nemo
 from tepo_nemo.conversion.torch_dist import TorchDistReader
-from tepo_nemo.conversion.weights import huggingface_shapes
+from tepo_nemo.conversion.weights import total_bytes
 from tepo_nemo.errors import UserError
 
 
@@ -74,8 +71,7 @@ def convert(
             "huggingface-cli download NAME --local-dir FOLDER"
         )
     architecture = work.architecture
-    width = getattr(torch, architecture.dtype).itemsize
-    size = sum(math.prod(shape) * width for shape in huggingface_shapes(architecture).values())
+    size = total_bytes(architecture)
     check_room(output.resolve(), 2 * size if output.suffix == ".nemo" else size)
     with new_checkpoint(output) as folder:
         of_source = _hash_source(work, watcher)

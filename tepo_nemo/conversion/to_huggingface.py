@@ -4,6 +4,7 @@ import json
 import math
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Protocol
 
 import torch
 from safetensors.torch import save_file
@@ -20,12 +21,21 @@ from tepo_nemo.conversion.weights import (
     huggingface_shapes,
     in_order,
     split_groups,
+    total_bytes,
     weights_of,
 )
 from tepo_nemo.errors import UserError
 
 FILE_BYTES = 1 << 30
 """Weights of a file at most, unless a single one is larger; a file is held in memory while it is made."""
+
+
+class WeightReader(Protocol):
+    """Where the weights of a NeMo model are, in a file or in running ranks."""
+
+    def read(self, key: str, offsets: Shape, shape: Shape) -> Tensor:
+        """The part of a tensor that begins at `offsets`."""
+        ...
 
 
 def check_tensors(checkpoint: Checkpoint, reader: TorchDistReader, architecture: Architecture) -> None:
@@ -73,21 +83,35 @@ def write_huggingface(
     """
     for name in checkpoint.names(ORIGIN):
         (folder / Path(name).name).write_bytes(checkpoint.read(name))
+    save_weights(folder, architecture, huggingface_weights(reader, architecture), wrote)
+
+
+def save_weights(
+    folder: Path,
+    architecture: Architecture,
+    weights: Iterator[tuple[str, Tensor]],
+    wrote: Callable[[int], None],
+) -> None:
+    """Write safetensors, and the index of them where there are several files.
+
+    Args:
+        weights: of `huggingface_weights`; one file's are in memory at once.
+        wrote: told of the bytes of weights as they are written.
+    """
     shapes = huggingface_shapes(architecture)
     width = getattr(torch, architecture.dtype).itemsize
     files = _files({name: math.prod(shape) * width for name, shape in shapes.items()})
-    values = _values(reader, architecture)
     for file, names in files.items():
         tensors = {}
         for _ in names:
-            name, value = next(values)
+            name, value = next(weights)
             tensors[name] = value
             wrote(value.nbytes)
         assert tensors.keys() == set(names)
         save_file(tensors, folder / file, metadata={"format": "pt"})
     if len(files) > 1:
         index = {
-            "metadata": {"total_size": sum(math.prod(shape) * width for shape in shapes.values())},
+            "metadata": {"total_size": total_bytes(architecture)},
             "weight_map": {name: file for file, names in files.items() for name in names},
         }
         index_of(folder, Safetensors.NAME).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
@@ -112,7 +136,7 @@ def _files(sizes: dict[str, int]) -> dict[str, list[str]]:
     }
 
 
-def _values(reader: TorchDistReader, architecture: Architecture) -> Iterator[tuple[str, Tensor]]:
+def huggingface_weights(reader: WeightReader, architecture: Architecture) -> Iterator[tuple[str, Tensor]]:
     """All weights by their names on Hugging Face, in the order of `huggingface_shapes`."""
     dtype = getattr(torch, architecture.dtype)
     for weight, layer in in_order(architecture):
@@ -121,9 +145,7 @@ def _values(reader: TorchDistReader, architecture: Architecture) -> Iterator[tup
             yield name, part.to(dtype).contiguous()
 
 
-def _parts(
-    reader: TorchDistReader, weight: Weight, layer: int, architecture: Architecture
-) -> Iterator[Tensor]:
+def _parts(reader: WeightReader, weight: Weight, layer: int, architecture: Architecture) -> Iterator[Tensor]:
     sizes, key = architecture.sizes, KEY_PREFIX + weight.nemo
 
     def read(first_row: int, shape: Shape) -> Tensor:

@@ -4,6 +4,7 @@ NeMo's names are those of Megatron-core's Transformer Engine layers, under which
 checkpoint holds the weights of all layers as one tensor with the layer in front.
 """
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal
@@ -167,6 +168,12 @@ def huggingface_shapes(architecture: Architecture) -> dict[str, Shape]:
     for weight, layer in in_order(architecture):
         shapes |= zip(weight.names(layer), weight.part_shapes(sizes), strict=True)
     return shapes
+
+
+def total_bytes(architecture: Architecture) -> int:
+    """Of all weights on Hugging Face."""
+    width = getattr(torch, architecture.dtype).itemsize
+    return width * sum(math.prod(shape) for shape in huggingface_shapes(architecture).values())
 
 
 def in_order(architecture: Architecture) -> Iterator[tuple[Weight, int]]:

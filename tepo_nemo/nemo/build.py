@@ -14,6 +14,7 @@ from tepo_nemo.config.schema import Config
 from tepo_nemo.nemo.actor import MegatronGPTTEPOActorModel
 from tepo_nemo.nemo.host_config import host_config
 from tepo_nemo.nemo.host_trainer import create_trainer
+from tepo_nemo.nemo.origin import describe_files
 from tepo_nemo.nemo.restore import restore
 
 
@@ -45,4 +46,6 @@ def build_host(config: Config) -> Host:
     examples = list(range(config.layout.data))
     init_using_ptl(trainer, actor, torch.utils.data.DataLoader(examples, batch_size=len(examples)), examples)
     optimizer, _ = extract_optimizer_scheduler_from_ptl_model(actor)
+    if not actor.huggingface_files:
+        actor.huggingface_files = describe_files(actor, config)
     return Host(actor, optimizer)

@@ -50,6 +50,8 @@ class MegatronPolicy:
         """
         if not len(request):
             return no_responses()
+        if self._actor.rollout.takes_all_rows:
+            return self._actor.infer(request)
         size, rank = self.data_parallel_size, self.data_parallel_rank
         bounds = [len(request) * part // size for part in range(size + 1)]
         local = self._generate(request.rows(bounds[rank], bounds[rank + 1]))

@@ -80,8 +80,11 @@ class RolloutBackend(Protocol):
     """Generates responses under the current weights.
 
     ``generate`` is called by all ranks of a model-parallel group with the same request, and returns the
-    same result on each of them.
+    same result on each of them. Each copy of the model has a share of the rows, but where the backend
+    ``takes_all_rows``: then all ranks call it with all rows.
     """
+
+    takes_all_rows: bool
 
     def prepare(self) -> None:
         """Take over the current weights (refit) and the memory that generation needs."""

@@ -39,3 +39,14 @@ def build_rollout(model: MegatronGPTModel, config: Config, vocab_size: int) -> R
                 engine_folder=config.rollout.trtllm.engine_folder,
                 devices_per_node=config.hardware.devices_per_node,
             )
+        case "server":
+            from tepo_nemo.nemo.rollout.server import ServerRollout
+
+            return ServerRollout(
+                model,
+                config.rollout.server,
+                handover_folder=config.rollout.server.handover_folder or config.output / "handover",
+                stop_token=stop_token,
+                vocab_size=vocab_size,
+                temperature=config.rollout.temperature,
+            )

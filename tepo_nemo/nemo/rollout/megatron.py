@@ -34,6 +34,8 @@ class MegatronRollout:
         batch_size: responses generated at once; None for all of a request.
     """
 
+    takes_all_rows = False
+
     def __init__(
         self, model: MegatronGPTModel, *, stop_token: int, vocab_size: int, batch_size: int | None
     ) -> None:

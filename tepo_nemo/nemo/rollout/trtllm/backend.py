@@ -36,6 +36,8 @@ class TensorRTLLMRollout:
         UserError: the installed packages, or the ranks of MPI, are not what the backend needs.
     """
 
+    takes_all_rows = False
+
     def __init__(
         self,
         model: MegatronGPTModel,
