@@ -50,7 +50,7 @@ class LiveWeights:
                 values = part.data.detach().view(*(1,) * part.prepend_axis_num, *part.data.shape)
                 self._own[part.key, tuple(part.global_offset)] = values
         self._shards = self._tell_all()
-        self._dtype = next(iter(self._own.values())).dtype
+        self._dtype = next(model.parameters()).dtype
         self._device = torch.device(torch.cuda.current_device())
 
     def _tell_all(self) -> dict[str, list[_Shard]]:
