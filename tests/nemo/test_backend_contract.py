@@ -1,9 +1,11 @@
 """What the trainer may expect of any rollout backend (`tepo_nemo.rollout.protocol`), held against each.
 
-TensorRT-LLM is NeMo's exporter with a stand-in for the binary packages (`support.fake_trtllm`).
+TensorRT-LLM is NeMo's exporter with a stand-in for the binary packages (`support.fake_trtllm`); the server is
+`support.completions_server`, started with weights that are not those of the model.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 import torch
@@ -17,35 +19,66 @@ from support.backend_contract import (
     Answers,
     answer,
 )
+from support.converted import Silent
 from support.layouts import LAYOUTS, Given
 from support.once import once
+from support.servers import randomized, running
+from support.synthetic import synthetic_batch
 from support.toy import STOP_TOKEN, ToyFolder
+from support.updates import make_start
 from support.worlds import Worlds
 
 from tepo_nemo.config.schema import Config
+from tepo_nemo.conversion.convert import convert
 from tepo_nemo.rollout.protocol import Generation
 
 pytestmark = pytest.mark.timeout(300)  # the first test to need a layout waits for it
 
-BACKENDS = {"megatron": ["tp2"], "trtllm": ["tp1", "tp2", "pp2", "dp2", "tp2_pp2"]}
+BACKENDS = {
+    "megatron": ["tp2"],
+    "trtllm": ["tp1", "tp2", "pp2", "dp2", "tp2_pp2"],
+    "server": ["tp2", "dp2"],
+}
 EACH = [(backend, layout) for backend, layouts in BACKENDS.items() for layout in layouts]
 each = pytest.mark.parametrize(("backend", "layout"), EACH, ids=map("-".join, EACH))
 Answered = Callable[[str, str], list[Answers]]
 
 
-def with_backend(config: Config, backend: str) -> Config:
+def with_backend(config: Config, backend: str, url: str) -> Config:
     """The backend in place of the configured one; a CPU is refused where the configuration is checked."""
-    rollout = config.rollout.model_copy(update={"backend": backend, "batch_size": 4})
+    server = config.rollout.server.model_copy(update={"urls": [url], "request_time_limit": 20.0})
+    rollout = config.rollout.model_copy(update={"backend": backend, "batch_size": 4, "server": server})
     return config.model_copy(update={"rollout": rollout})
 
 
 @pytest.fixture(scope="module")
-def answered(worlds: Worlds, toy: ToyFolder, given: Callable[[bool], Given]) -> Answered:
+def served(
+    worlds: Worlds, toy: ToyFolder, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[Path, str]]:
+    """A checkpoint with a vocabulary of `VOCABULARY`, and the address of a server with such a model."""
+    folder = tmp_path_factory.mktemp("served")
+    config = toy.config(f"model.vocab_size={VOCABULARY}")
+    worlds(1, stack="nemo").run(make_start, config, folder / "toy.nemo", synthetic_batch(), timeout=110)
+    convert(folder / "toy.nemo", folder / "toy", watcher=Silent())
+    with running("vllm", randomized(folder / "toy")) as server:
+        yield folder / "toy.nemo", server.url
+
+
+@pytest.fixture(scope="module")
+def answered(
+    worlds: Worlds,
+    toy: ToyFolder,
+    given: Callable[[bool], Given],
+    served: tuple[Path, str],
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Answered:
     """`answered(backend, layout)`: the answers of all ranks, in batches of four."""
 
     def work(backend: str, layout: str) -> list[Answers]:
         overrides = [*given(False).overrides, f"model.vocab_size={VOCABULARY}"]
-        config = with_backend(LAYOUTS[layout].config(toy, *overrides), backend)
+        if backend == "server":
+            overrides += [f"model.restore_from_path={served[0]}", f"output={tmp_path_factory.mktemp('run')}"]
+        config = with_backend(LAYOUTS[layout].config(toy, *overrides), backend, served[1])
         world = worlds(LAYOUTS[layout].ranks, stack="nemo")
         return world.run(answer, config, REQUESTS, timeout=110)
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 import urllib3
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from support.plain_llama import PlainLlama
 
 TESTS = Path(__file__).parents[1]
@@ -49,6 +49,15 @@ def make_weights(folder: Path, seed: int) -> Path:
         for name, shape in shapes.items()
     }
     save_file(weights, folder / "model.safetensors")
+    return folder
+
+
+def randomized(folder: Path) -> Path:
+    """The folder with other weights of the same shapes."""
+    random = torch.Generator().manual_seed(0)
+    path = folder / "model.safetensors"
+    weights = {name: torch.randn(value.shape, generator=random) for name, value in load_file(path).items()}
+    save_file(weights, path)
     return folder
 
 

@@ -63,6 +63,12 @@ class ServerRollout:
                 "not load it (set rollout=megatron)"
             )
         self._architecture = Architecture.of(self._files[CONFIG], CONFIG)
+        rows = self._architecture.sizes.vocabulary
+        if vocab_size > rows:
+            raise UserError(
+                f"model.vocab_size={vocab_size}: servers have the {rows} tokens of the model's config.json "
+                f"(set model.vocab_size={rows} or less)"
+            )
         self._stop_token = stop_token
         self._vocab_size = vocab_size
         self._main = _Main(config, handover_folder, self._architecture, stop_token) if _is_main() else None
