@@ -19,7 +19,7 @@ from tepo_nemo.conversion.weights import total_bytes
 from tepo_nemo.errors import UserError
 from tepo_nemo.nemo.live_weights import LiveWeights
 from tepo_nemo.nemo.rollout.main_rank import by_main_rank
-from tepo_nemo.rollout.protocol import Generation, GenerationRequest, RolloutError
+from tepo_nemo.rollout.protocol import Generation, GenerationRequest, RolloutError, no_responses
 from tepo_nemo.rollout.sampling import row_keys
 from tepo_nemo.rollout.server.completions import Answer, Question, Vocabulary
 from tepo_nemo.rollout.server.engines import check_vllm
@@ -87,6 +87,8 @@ class ServerRollout:
 
     def generate(self, request: GenerationRequest) -> Generation:
         """Ask for each row; see `RolloutBackend`."""
+        if not len(request):
+            return no_responses()
         keys = row_keys(request.seed, request.prompt_keys, request.sample_indices, torch.device("cpu"))
         questions = [
             Question(prompt, limit, request.temperature, seed & _POSITIVE)
