@@ -47,6 +47,7 @@ setup(
         "pyyaml>=6,<7",
         "rich>=13,<16",
         "tensorboard>=2.12,<3",
+        "urllib3>=1.26,<3",
     ],
     extras_require={
         "parquet": ["pyarrow>=14"],

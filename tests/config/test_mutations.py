@@ -125,6 +125,7 @@ BREAKS = {
     "rollout.trtllm.time_limit": "0",
     "rollout.max_response_length": "10240",
     "rollout.batch_size": "0",
+    "rollout.server": "http://127.0.0.1:8000",
     # training
     "trainer.max_steps": "0",
     "trainer.updates_per_rollout": "7",
