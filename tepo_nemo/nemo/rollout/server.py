@@ -1,14 +1,11 @@
 """The rollout backend on servers: weights go to them after each step, responses come from them."""
 
-import logging
 from collections.abc import Mapping
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
 from nemo.collections.nlp.models.language_modeling.megatron_gpt_model import MegatronGPTModel
-from torch import Tensor
-from torch.nn.utils.rnn import pad_sequence
 
 from tepo_nemo.config.server import ServerConfig
 from tepo_nemo.conversion.families import Architecture
@@ -19,14 +16,14 @@ from tepo_nemo.conversion.weights import total_bytes
 from tepo_nemo.errors import UserError
 from tepo_nemo.nemo.live_weights import LiveWeights
 from tepo_nemo.nemo.rollout.main_rank import by_main_rank
-from tepo_nemo.rollout.protocol import Generation, GenerationRequest, RolloutError, no_responses
+from tepo_nemo.rollout.protocol import Generation, GenerationRequest, no_responses
 from tepo_nemo.rollout.sampling import row_keys
-from tepo_nemo.rollout.server.completions import Answer, Question, Vocabulary
+from tepo_nemo.rollout.server.completions import Question, Vocabulary
 from tepo_nemo.rollout.server.engines import check_vllm
 from tepo_nemo.rollout.server.fleet import Fleet
+from tepo_nemo.rollout.server.generation import to_generation
 from tepo_nemo.rollout.server.handover import Handover, Weights
 
-LOG = logging.getLogger(__name__)
 _POSITIVE = (1 << 63) - 1
 
 
@@ -96,35 +93,17 @@ class ServerRollout:
                 request.prompt_tokens, request.max_response_lengths, keys.tolist(), strict=True
             )
         ]
-        return by_main_rank(lambda: self._to_generation(self._main.fleet.answer(questions)))
+        return by_main_rank(
+            lambda: to_generation(
+                self._main.fleet.answer(questions),
+                vocab_size=self._vocab_size,
+                stop_token=self._stop_token,
+            )
+        )
 
     def release(self) -> None:
         """Have the servers sleep, where that is configured."""
         by_main_rank(lambda: self._main.fleet.sleep())
-
-    def _to_generation(self, answers: list[Answer]) -> Generation:
-        """Responses with a token that only pads the vocabulary become ones of length 0."""
-        known = [max(answer.tokens) < self._vocab_size for answer in answers]
-        if not any(known):
-            raise RolloutError(
-                f"all {len(answers)} responses have tokens beyond the vocabulary of {self._vocab_size}: that "
-                "of the servers' model is another"
-            )
-        if not all(known):
-            LOG.warning(
-                "%d of %d responses are left out: they have a token that only pads the vocabulary",
-                known.count(False),
-                len(known),
-            )
-        lengths = [
-            len(answer.tokens) * in_vocabulary for answer, in_vocabulary in zip(answers, known, strict=True)
-        ]
-        return Generation(
-            tokens=_rows([torch.tensor(answer.tokens) for answer in answers], lengths, self._stop_token),
-            lengths=torch.tensor(lengths),
-            finished=torch.tensor([answer.finished for answer in answers]) & torch.tensor(known),
-            logprobs=_rows([torch.tensor(answer.logprobs) for answer in answers], lengths, 0.0),
-        )
 
 
 class _Main:
@@ -165,9 +144,3 @@ class _Main:
 
 def _is_main() -> bool:
     return dist.get_rank() == 0
-
-
-def _rows(values: list[Tensor], lengths: list[int], padding: float) -> Tensor:
-    """[N, T], padded; rows of length 0 have nothing but padding."""
-    kept = [row if length else row[:1].fill_(padding) for row, length in zip(values, lengths, strict=True)]
-    return pad_sequence(kept, batch_first=True, padding_value=padding)[:, : max(lengths)]
