@@ -82,7 +82,8 @@ def test_faults_leave_no_trace_in_what_is_learned(
             "disturbed",
             *at(server),
             f"rollout.server.restart_command='{command}'",
-            "rollout.server.request_time_limit=2.0",
+            "rollout.server.request_time_limit=4.0",
+            "rollout.server.requests_at_once=8",
         )
         assert server.process.poll() is not None, "it was to die"
     finally:
@@ -101,28 +102,30 @@ def test_a_server_that_lies_about_its_weights_ends_the_run(
     assert told.rewards == []
 
 
-def test_exit_codes(
+def test_without_a_server_nothing_starts(run: Callable[..., Learned], server: RunningServer) -> None:
+    """A mistake of the configuration, which ends with exit code 2."""
+    server.kill()
+    told = run("absent", *at(server), "rollout.server.load_time_limit=0.1")
+    assert told.error is not None
+    assert told.error.startswith(f"UserError: rollout.server.urls={server.url}: no server that takes weights")
+
+
+def test_a_lost_server_ends_the_run_with_exit_code_1(
     toy: ToyFolder, given: Callable[[bool], Given], server: RunningServer, tmp_path: Path
 ) -> None:
-    """1 for a server that is lost, 2 for one that is not there; one line each."""
-
-    def train(name: str, *overrides: str) -> tuple[int, str]:
-        config = learning_config(toy, tmp_path / name, *given(False).overrides, *overrides)
-        (tmp_path / f"{name}.yaml").write_text(dump_config(config))
-        ended = subprocess.run(
-            [sys.executable, "-m", "tepo_nemo.cli", "train", "--config", str(tmp_path / f"{name}.yaml")],
-            env=os.environ | {"PYTHONPATH": os.pathsep.join([str(TESTS.parent), str(TESTS)])},
-            capture_output=True,
-            text=True,
-            timeout=110,
-        )
-        return ended.returncode, ended.stderr
-
+    """In one line, before anything is trained on."""
+    config = learning_config(toy, tmp_path / "run", *given(False).overrides, *at(server))
+    (tmp_path / "config.yaml").write_text(dump_config(config))
     server.plan(dies=1)
-    code, said = train("killed", *at(server))
-    assert code == ExitCode.FAILED
-    assert "RolloutError: no server has the current weights" in said and "nobody listens there" in said
-    assert not (tmp_path / "killed" / "metrics.jsonl").exists(), "no step was trained on"
-    code, said = train("absent", *at(server), "rollout.server.load_time_limit=0.1")
-    assert code == ExitCode.MISTAKE
-    assert said.startswith(f"tepo-nemo: error: rollout.server.urls={server.url}: ") and said.count("\n") == 1
+    ended = subprocess.run(
+        [sys.executable, "-m", "tepo_nemo.cli", "train", "--config", str(tmp_path / "config.yaml")],
+        env=os.environ | {"PYTHONPATH": os.pathsep.join([str(TESTS.parent), str(TESTS)])},
+        capture_output=True,
+        text=True,
+        timeout=200,
+    )
+    assert ended.returncode == ExitCode.FAILED
+    assert ended.stderr.count("\n") == 1
+    assert "RolloutError: no server has the current weights" in ended.stderr
+    assert "nobody listens there" in ended.stderr
+    assert not (tmp_path / "run" / "metrics.jsonl").exists()

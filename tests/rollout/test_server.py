@@ -186,20 +186,20 @@ def test_garbage_without_end_ends_the_run(
 def test_a_slow_answer_is_asked_for_again(
     pair: list[RunningServer], folders: dict[str, Path], undisturbed: list[Answer]
 ) -> None:
-    fleet = fleet_of(pair[0], request_time_limit=1.0)
+    fleet = fleet_of(pair[0], request_time_limit=2.0, requests_at_once=4)
     fleet.push(current(folders))
     pair[0].plan(hangs=1)
     assert_same(fleet.answer(QUESTIONS), undisturbed)
 
 
 def test_the_whole_has_a_time_limit(pair: list[RunningServer], folders: dict[str, Path]) -> None:
-    fleet = fleet_of(pair[0], time_limit=1.0)
+    fleet = fleet_of(pair[0], time_limit=2.0)
     fleet.push(current(folders))
     pair[0].plan(hangs=2)
     started = time.monotonic()
-    with pytest.raises(RolloutError, match="2 of .* responses have not come within .*time_limit=1 s"):
+    with pytest.raises(RolloutError, match=r"\d+ of .* responses have not come within .*time_limit=2 s"):
         fleet.answer(QUESTIONS)
-    assert time.monotonic() - started < 8
+    assert time.monotonic() - started < 12
 
 
 def test_log_probs_that_are_all_zero_are_refused(

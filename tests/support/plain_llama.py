@@ -39,6 +39,8 @@ class PlainLlama(nn.Module):
                 name.replace(".", "/"), nn.Parameter(torch.zeros(shape), requires_grad=False)
             )
 
+        self._by_name = dict(self.named_parameters())
+
     def named_parameters(self, *args, **kwargs):
         return ((name.replace("/", "."), value) for name, value in super().named_parameters(*args, **kwargs))
 
@@ -53,7 +55,7 @@ class PlainLlama(nn.Module):
 
     def logits(self, tokens: Tensor) -> Tensor:
         """Of the next token, [V], after `tokens` [L]."""
-        w = {name: value for name, value in self.named_parameters()}
+        w = self._by_name
         length = len(tokens)
         angles = torch.arange(length)[:, None] * self.base ** (-torch.arange(0, self.width, 2) / self.width)
         turn = torch.cat([angles, angles], dim=1)

@@ -9,14 +9,16 @@ from support.toy import ToyFolder
 
 from tepo_nemo.config.load import dump_config
 from tepo_nemo.config.schema import Config
+from tepo_nemo.errors import UserError
+from tepo_nemo.rollout.protocol import RolloutError
 from tepo_nemo.runs.directory import RunDirectory
 from tepo_nemo.runs.stop import StopFlag
 
-STEPS, RESPONSES = 8, 12 * 16
+STEPS, RESPONSES = 6, 12 * 16
 
 
 def learning_config(toy: ToyFolder, output: Path, *overrides: str, **layout: int) -> Config:
-    """Eight steps of 192 responses, from random weights to responses that hold a seven."""
+    """Six steps of 192 responses, from random weights to responses that hold a seven."""
     return toy.config(
         f"output={output}",
         "data.reward=support.trtllm_runs.holds_a_seven",
@@ -54,7 +56,7 @@ def learn(rank: int, world_size: int, config: Config) -> Learned:
     error = None
     try:
         train(config, io.StringIO(), StopFlag())
-    except RuntimeError as caught:
+    except (RolloutError, UserError) as caught:
         error = f"{type(caught).__name__}: {caught}"
     lines = directory.metrics.read_text().splitlines() if directory.metrics.exists() else []
     rows = [json.loads(line) for line in lines]
@@ -65,7 +67,7 @@ def learn(rank: int, world_size: int, config: Config) -> Learned:
 
 def assert_alike(rewards: list[float], others: list[float]) -> None:
     """Both runs learn the task; their first and last steps differ by the noise of the samples alone."""
-    assert rewards[0] < 0.6 and min(rewards[-1], others[-1]) > 0.9, (rewards, others)
+    assert rewards[0] < 0.7 and min(rewards[-1], others[-1]) > 0.9, (rewards, others)
     for reward, other in ((rewards[0], others[0]), (rewards[-1], others[-1])):
         p = (reward + other) / 2
-        assert abs(reward - other) < 4 * (2 * p * (1 - p) / RESPONSES) ** 0.5, (rewards, others)
+        assert abs(reward - other) <= 4 * (2 * p * (1 - p) / RESPONSES) ** 0.5, (rewards, others)
