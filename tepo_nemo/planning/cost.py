@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from tepo_nemo.config.schema import AlgorithmConfig, Config
 from tepo_nemo.planning.architecture import Architecture
 from tepo_nemo.planning.memory import (
+    generates_here,
     generating_copies,
     generation_rows,
     has_engine,
@@ -104,8 +105,10 @@ def _forward_s(config: Config, shape: Architecture, prompt: int, response: int) 
 def _rollout_s(config: Config, shape: Architecture, prompt: int, response: int) -> float:
     """Reads all weights for each position of a batch, up to the longest response, and all keys and values.
 
-    Stages of a pipeline work one after the other.
+    Stages of a pipeline work one after the other. What servers take is not known.
     """
+    if not generates_here(config):
+        return 0.0
     bandwidth = config.hardware.device_bandwidth_gb_s * 1e9 * BANDWIDTH_UTILIZATION
     share = config.layout.responses_per_step / generating_copies(config)
     batches = -(-share // generation_rows(config))

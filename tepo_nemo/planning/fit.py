@@ -32,12 +32,13 @@ def fit(config: Config) -> tuple[Plan, list[str]]:
     best: Plan | None = None
     for candidate in _candidates(config):
         plan = make_plan(candidate)
-        if plan.rows_that_fit < min(plan.rows, FEWEST_ROWS) or plan.stages[plan.worst].update > plan.room:
+        fitting = plan.rows if plan.rows_that_fit is None else plan.rows_that_fit
+        if fitting < min(plan.rows, FEWEST_ROWS) or plan.stages[plan.worst].update > plan.room:
             best = min(filter(None, (best, plan)), key=_shortage)
             continue
-        if plan.rows_that_fit < plan.rows:
+        if fitting < plan.rows:
             group = config.rollout.responses_per_prompt
-            rows = plan.rows_that_fit // group * group or plan.rows_that_fit
+            rows = fitting // group * group or fitting
             plan = make_plan(_with(candidate, rollout={"batch_size": rows}))
         return plan, _differences(config, plan.config)
     raise UserError(_nothing_fits(config, best))

@@ -55,7 +55,7 @@ class Memory:
 def memory_of(config: Config, shape: Architecture, stage: int) -> Memory:
     """Of a GPU of that stage, when sequences are as long as they may be."""
     parameters = shape.parameters_of_rank(stage)
-    rows = generation_rows(config)
+    rows = generation_rows(config) if generates_here(config) else 0
     shared = config.trainer.optimizer.name == "distributed_adam"
     return Memory(
         weights=parameters * weight_bytes(config),
@@ -68,6 +68,11 @@ def memory_of(config: Config, shape: Architecture, stage: int) -> Memory:
         sampling=rows * sampling_bytes(config, shape, stage),
         engine_stays=has_engine(config) and not config.rollout.trtllm.unload,
     )
+
+
+def generates_here(config: Config) -> bool:
+    """Whether rollouts take memory and time of the GPUs that train; servers have their own."""
+    return config.rollout.backend != "server"
 
 
 def has_engine(config: Config) -> bool:

@@ -10,6 +10,7 @@ from tepo_nemo.planning.memory import (
     GIB,
     RESERVED,
     Memory,
+    generates_here,
     generation_rows,
     key_value_bytes,
     memory_of,
@@ -45,8 +46,9 @@ class Plan:
 
     @property
     def rows_that_fit(self) -> int | None:
-        """Sequences that a copy of the model could generate at once."""
-        if self.room is None:
+        """Sequences that a copy of the model could generate at once; None where a GPU's memory is not known,
+        or is none of the rollout's."""
+        if self.room is None or not generates_here(self.config):
             return None
         token = key_value_bytes(self.config, self.shape)
         return min(

@@ -21,6 +21,12 @@ _PARTS = {
     "sampling": "drawing tokens in a rollout",
 }
 
+_ROLLOUTS = {
+    "megatron": "the weights of training",
+    "trtllm": "an engine in bf16 with all layers on each rank",
+    "server": "servers, of which neither memory nor time is counted",
+}
+
 
 class Section(NamedTuple):
     """Rows of text under columns."""
@@ -47,15 +53,12 @@ def assumptions(plan: Plan) -> Iterator[str]:
     yield (
         f"memory: all sequences have {plan.shape.sequence} tokens; attention holds no scores (Transformer "
         f"Engine); {memory.RESERVED / GIB:g} GiB are reserved for CUDA, NCCL and fragmentation; rollouts use "
-        + (
-            "an engine in bf16 with all layers on each rank"
-            if memory.has_engine(plan.config)
-            else "the weights of training"
-        )
+        + _ROLLOUTS[plan.config.rollout.backend]
     )
     if plan.room is None:
         yield "memory: hardware.device_memory_gib=null, so that nothing is compared with a GPU's"
-    if plan.config.rollout.batch_size is None and plan.config.data.evaluation:
+    all_at_once = plan.config.rollout.batch_size is None and memory.generates_here(plan.config)
+    if all_at_once and plan.config.data.evaluation:
         yield "memory: nothing is counted for benchmarks, which rollout.batch_size=null answers as a whole"
     if plan.cost is not None:
         yield (
@@ -109,8 +112,7 @@ def _layout(plan: Plan) -> Iterator[tuple[str, str]]:
             f"{micro_batch_tokens(config, plan.shape):,} tokens a micro-batch"
         ),
     )
-    fitting = "" if plan.rows_that_fit is None else f" ({plan.rows_that_fit} would fit)"
-    yield "generation", f"{plan.rows} sequences at once a copy of the model{fitting}"
+    yield "generation", _generation(plan)
     trainer = config.trainer
     yield (
         "checkpoints",
@@ -120,6 +122,13 @@ def _layout(plan: Plan) -> Iterator[tuple[str, str]]:
         ),
     )
     yield "prompts", f"at most {plan.shape.sequence - config.rollout.max_response_length:,} tokens"
+
+
+def _generation(plan: Plan) -> str:
+    if not memory.generates_here(plan.config):
+        return f"by {len(plan.config.rollout.server.urls)} servers"
+    fitting = "" if plan.rows_that_fit is None else f" ({plan.rows_that_fit} would fit)"
+    return f"{plan.rows} sequences at once a copy of the model{fitting}"
 
 
 def _size(count: int) -> str:

@@ -79,3 +79,12 @@ def test_where_nothing_fits_the_numbers_are_told():
 def test_without_a_memory_there_is_nothing_to_fit_into():
     with pytest.raises(UserError, match=r"^hardware.device_memory_gib=null: there is nothing to fit into"):
         fit(config("qwen2_5_7b", "hardware.device_memory_gib=null"))
+
+
+def test_with_servers_an_update_is_what_must_fit():
+    plan, _ = fit(config("qwen2_5_7b", "rollout=server"))
+    beside, _ = fit(config("qwen2_5_7b"))
+    memory = plan.stages[plan.worst]
+    assert memory.update <= plan.room and memory.rollout == memory.resident
+    assert plan.config.rollout.batch_size is None
+    assert plan.config.layout.data >= beside.config.layout.data

@@ -194,3 +194,10 @@ def test_what_fits_beside_an_engine():
     own, engine = plan("rollout.batch_size=8"), plan("rollout=trtllm", "rollout.batch_size=8")
     lost = engine.stages[0].engine / (28 * 2 * 128 * 2 * 10240)
     assert own.rows_that_fit > engine.rows_that_fit > own.rows_that_fit - lost - 1
+
+
+def test_servers_take_nothing_of_the_gpus_that_train():
+    found = plan("rollout=server")
+    memory = found.stages[0]
+    assert memory.rollout == memory.resident and memory.update == plan().stages[0].update
+    assert found.rows_that_fit is None and [cost.rollout_s for cost in found.cost] == [0, 0]
