@@ -6,9 +6,9 @@ from typing import Any
 from tepo_nemo.config.schema import Config
 
 
-def flat(config: Config) -> dict[str, Any]:
+def flat(config: Config, *, without_defaults: bool = False) -> dict[str, Any]:
     """Dotted key -> value as in JSON; the items of a list are numbered."""
-    return dict(_leaves("", config.model_dump(mode="json")))
+    return dict(_leaves("", config.model_dump(mode="json", exclude_defaults=without_defaults)))
 
 
 def _leaves(key: str, value: Any) -> Iterator[tuple[str, Any]]:

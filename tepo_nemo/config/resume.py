@@ -14,7 +14,7 @@ from tepo_nemo.config.messages import first_mistake, shown
 from tepo_nemo.config.schema import Config
 from tepo_nemo.errors import UserError
 
-# A layout changes no number but by rounding. All other keys stay what they were.
+# A layout changes no number but by rounding, and the prompts themselves are compared. All other keys stay.
 MAY_CHANGE = frozenset(
     {
         "output",
@@ -22,6 +22,7 @@ MAY_CHANGE = frozenset(
         "model.pipeline_model_parallel_size",
         "model.sequence_parallel",
         "model.activations_checkpoint_granularity",
+        "data.train",
         "data.grading.workers",
         "data.grading.time_limit",
         "data.grading.memory_limit_gib",
@@ -31,6 +32,14 @@ MAY_CHANGE = frozenset(
         "data.evaluate_after",
         "data.eval_interval",
         "rollout.batch_size",
+        "rollout.check.interval",
+        "rollout.check.warn_gap",
+        "rollout.check.stop_gap",
+        "rollout.check.warn_error",
+        "rollout.check.stop_error",
+        "rollout.trtllm.unload",
+        "rollout.trtllm.engine_folder",
+        "rollout.trtllm.time_limit",
         "trainer.max_steps",
         "trainer.micro_batch_tokens",
         "trainer.micro_batch_size",
@@ -49,6 +58,9 @@ MAY_CHANGE = frozenset(
         "hardware.accelerator",
         "hardware.nodes",
         "hardware.devices_per_node",
+        "hardware.device_memory_gib",
+        "hardware.device_tflops",
+        "hardware.device_bandwidth_gb_s",
     }
 )
 
@@ -71,7 +83,7 @@ def read_saved(path: Path) -> Config:
 
 def check_same_run(config: Config, saved: Config, path: Path) -> None:
     """Raises UserError where a key differs that a run keeps, with both values."""
-    new, old = _kept(config), _kept(saved)
+    new, old = _kept(flat(config)), _kept(flat(saved))
     for key in {**old, **new}:
         if new.get(key) != old.get(key):
             raise UserError(
@@ -81,9 +93,9 @@ def check_same_run(config: Config, saved: Config, path: Path) -> None:
 
 
 def fingerprint(config: Config) -> str:
-    """SHA-256 of all keys that a run keeps."""
-    return sha256(json.dumps(_kept(config), sort_keys=True).encode()).hexdigest()
+    """SHA-256 of the keys that a run keeps, but for those at their default: a later version may have more."""
+    return sha256(json.dumps(_kept(flat(config, without_defaults=True)), sort_keys=True).encode()).hexdigest()
 
 
-def _kept(config: Config) -> dict[str, Any]:
-    return {key: value for key, value in flat(config).items() if not may_change(key)}
+def _kept(keys: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in keys.items() if not may_change(key)}

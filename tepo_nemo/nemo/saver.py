@@ -3,8 +3,9 @@
 import shutil
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -256,7 +257,7 @@ class CheckpointSaver:
                 fingerprint=self._fingerprint,
                 score=pending.score,
                 files=dict(sorted(records.items())),
-                versions={name: version(name) for name in _PACKAGES},
+                versions=_versions(),
             ),
         )
         self._folder.retain(
@@ -275,6 +276,15 @@ class CheckpointSaver:
         """What is written of a checkpoint that has failed. The disk may be full of it."""
         if self._is_main:
             shutil.rmtree(partial, ignore_errors=True)
+
+
+def _versions() -> dict[str, str]:
+    """Of what is installed; this package may as well be found by PYTHONPATH."""
+    found = {}
+    for name in _PACKAGES:
+        with suppress(PackageNotFoundError):
+            found[name] = version(name)
+    return found
 
 
 def _save_tensors(path: Path, tensors: dict[str, torch.Tensor]) -> Path:

@@ -27,6 +27,7 @@ def test_every_key_that_may_change_is_one() -> None:
         "data.grading.workers=2",
         "rollout.batch_size=64",
         "trainer.trackers=[]",
+        "data.train=toy/test.jsonl",  # its content is compared
     ],
 )
 def test_what_changes_no_number_may_change(change: str) -> None:
@@ -58,6 +59,13 @@ def test_the_rest_is_refused_with_both_values(change: str, line: str) -> None:
         "and cannot go on with another (set it to that, or choose another output)"
     )
     assert fingerprint(now) != fingerprint(begun)
+
+
+def test_a_key_at_its_default_leaves_no_fingerprint() -> None:
+    """So that checkpoints are taken by a version that has keys which the one that wrote them had not."""
+    config = load_config(["trainer.optimizer.eps=1e-8", "trainer.warmup_steps=0", "trainer.max_steps=5"])
+    assert fingerprint(config) == fingerprint(load_config())
+    assert fingerprint(load_config(["trainer.warmup_steps=1"])) != fingerprint(load_config())
 
 
 def test_what_is_read_back_is_what_was_saved(tmp_path: Path) -> None:

@@ -8,12 +8,15 @@ import torch
 from support.gather import whole
 from support.layouts import distances
 from support.resume_runs import Ended, StopAt, resume_config, run_here, samples, told, written
+from support.saving import load
 from support.toy import VOCABULARY, ToyFolder
 from support.worlds import Worlds
 
 from tepo_nemo.config.schema import Config
+from tepo_nemo.rollout.protocol import GenerationRequest
 from tepo_nemo.runs.checkpoints import CheckpointFolder
 from tepo_nemo.runs.directory import RunDirectory
+from tepo_nemo.runs.metrics import read_metrics
 from tepo_nemo.runs.summary import read_summary
 
 pytestmark = pytest.mark.timeout(300)
@@ -21,11 +24,12 @@ pytestmark = pytest.mark.timeout(300)
 STATIC = "algorithm.dynamic_sampling=false"
 DISTRIBUTED = "trainer.optimizer.name=distributed_adam"
 PRODUCTION = (DISTRIBUTED, "model.precision=bf16", "model.megatron_amp_O2=true")
+QUESTION = GenerationRequest([[5, 14, 6, 16]], [1], [0], 1, 0.0, [4])
 # By name: the layout, and what differs from TEPO with dynamic sampling.
 RUNS: dict[str, tuple[dict[str, int], tuple[str, ...]]] = {
     "tp1": ({}, ()),
     "tp2": ({"tensor": 2}, (STATIC,)),
-    "pp2": ({"pipeline": 2}, ()),
+    "pp2-tied": ({"pipeline": 2}, ("model.share_embeddings_and_output_weights=true",)),
     "dp2": ({"data": 2}, (STATIC,)),
     "dp2-production": ({"data": 2}, PRODUCTION),
     "sgd-async": (
@@ -86,6 +90,22 @@ def test_a_run_that_is_stopped_in_its_evaluations(worlds: Worlds, toy: ToyFolder
     summary, expected = (read_summary(tmp_path / name / "summary.json") for name in ("stopped", "in_one"))
     assert summary.pop("wall_s") > 0 and expected.pop("wall_s") > 0
     assert summary == expected and summary["eval_before"] and summary["eval_after"]
+
+
+def test_a_checkpoint_is_a_model_that_others_load(worlds: Worlds, toy: ToyFolder, tmp_path: Path) -> None:
+    """The folder as it is, and the `.nemo` of the end. Beside the last, that of the best reward is kept."""
+    config = resume_config(toy, tmp_path / "run", STATIC, "trainer.keep_last=1", "trainer.keep_best=1")
+    (ended,) = start(worlds, config)
+    folder = RunDirectory(config.output).checkpoints
+    for path in (folder / "step_000005", folder / "step_000005.nemo", folder / "latest"):
+        loading = resume_config(toy, tmp_path / "none", f"model.restore_from_path={path}")
+        ((weights, _),) = worlds(1, stack="nemo").run(load, loading, QUESTION, timeout=110)
+        for name, shard in ended.weights.shards.items():
+            assert torch.equal(weights.shards[name].value, shard.value), name
+    rewards = {row["step"]: row["reward/mean"] for row in read_metrics(RunDirectory(config.output).metrics)}
+    best = max(rewards, key=lambda step: (rewards[step], step))
+    kept = {position.step for position in CheckpointFolder(folder).positions()}
+    assert kept == {best, 5}
 
 
 LAYOUTS = {"tp1": {}, "pp2": {"pipeline": 2}, "dp2": {"data": 2}, "tp2_pp2": {"tensor": 2, "pipeline": 2}}
