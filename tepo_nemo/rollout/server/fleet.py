@@ -90,20 +90,23 @@ class Fleet:
             RolloutError: one keeps it.
         """
         for server in self._servers:
-            fault: ServerFault | None = None
-            for pause in pauses(self._config):
-                time.sleep(pause)
-                try:
-                    self._engine.sleep(server)
-                    fault = None
-                    break
-                except ServerGone:  # so is its memory
-                    fault = None
-                    break
-                except ServerFault as error:
-                    fault = error
+            fault = self._put_to_sleep(server)
             if fault is not None:
                 raise RolloutError(f"a server keeps its memory: {fault}") from fault
+
+    def _put_to_sleep(self, server: Connection) -> ServerFault | None:
+        """Why it keeps its memory; None where it does not."""
+        fault: ServerFault | None = None
+        for pause in pauses(self._config):
+            time.sleep(pause)
+            try:
+                self._engine.sleep(server)
+                return None
+            except ServerGone:  # so is its memory
+                return None
+            except ServerFault as error:
+                fault = error
+        return fault
 
     # ----------------------------------------------------------------- weights
 
