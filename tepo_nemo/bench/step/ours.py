@@ -195,6 +195,7 @@ class _LimitedRollout:
     """
 
     def __init__(self, inner: RolloutBackend, limits: dict[int, list[int]], *, to_longest: bool) -> None:
+        self.takes_all_rows = inner.takes_all_rows
         self._inner = inner
         self._limits = limits
         self._to_longest = to_longest
