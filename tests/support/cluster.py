@@ -90,10 +90,15 @@ class Cluster:
         self._wait(lambda: (self.folder / "munge.socket").exists())
         self._daemon("slurmctld", "-D", "-c")
         self._daemon("slurmd", "-D")
-        self._wait(lambda: "idle" in self.run("sinfo", "--noheader", "--format=%T", check=False))
+        self._wait(self._is_up)
 
     def stop(self) -> None:
-        """Ends the daemons, newest first, each by its process."""
+        """Ends the jobs that still run, and the daemons, newest first, each by its process."""
+        if all(each.poll() is None for each in self._daemons) and self._is_up():
+            self.run("scancel", "--user=root", check=False)
+            deadline = time.monotonic() + 20  # the daemon takes along no job that outlives it
+            while self.run("squeue", "--noheader", check=False).strip() and time.monotonic() < deadline:
+                time.sleep(0.2)
         for process in reversed(self._daemons):
             process.terminate()
             try:
@@ -101,6 +106,10 @@ class Cluster:
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
+
+    def _is_up(self) -> bool:
+        states = self.run("sinfo", "--noheader", "--format=%T", check=False)
+        return any(state in states for state in ("idle", "mixed", "allocated", "completing"))
 
     def run(self, *command: str, check: bool = True, **options) -> str:
         """What a client of SLURM prints."""
