@@ -260,6 +260,8 @@ class CheckpointSaver:
                 versions=_versions(),
             ),
         )
+        if self.newest is not None and pending.position < self.newest:
+            self._folder.forget_after(pending.position)
         self._folder.retain(
             pending.position, keep_last=self._retention.keep_last, keep_best=self._retention.keep_best
         )

@@ -231,6 +231,15 @@ class CheckpointFolder:
         best = sorted(scores, key=lambda position: (scores[position], position), reverse=True)
         keep = {*list(complete)[:keep_last], *best[:keep_best]}
         for position in complete.keys() - keep:
-            hidden = self.path / f".{position.name}.{os.urandom(4).hex()}.partial"
-            self.of(position).rename(hidden)  # a deletion that is interrupted leaves no broken checkpoint
-            shutil.rmtree(hidden, ignore_errors=True)
+            self._delete(position)
+
+    def forget_after(self, position: Position) -> None:
+        """Delete later checkpoints: the run has gone back to this one on purpose, and goes another way."""
+        for later in self.positions():
+            if later > position:
+                self._delete(later)
+
+    def _delete(self, position: Position) -> None:
+        hidden = self.path / f".{position.name}.{os.urandom(4).hex()}.partial"
+        self.of(position).rename(hidden)  # a deletion that is interrupted leaves no broken checkpoint
+        shutil.rmtree(hidden, ignore_errors=True)

@@ -188,6 +188,13 @@ def test_what_a_resumed_run_has_gone_back_behind_is_left_until_it_is_replaced(
     assert sorted(position.step for position in folder.positions()) == [2, 9]
 
 
+def test_what_a_run_has_turned_away_from_is_forgotten(folder: CheckpointFolder) -> None:
+    for position in (Position(2), Position(3), Position(3, 2), Position(4)):
+        save(folder, *position)
+    folder.forget_after(Position(3))
+    assert names(folder) == ["latest", "step_000002", "step_000003"]
+
+
 @pytest.mark.parametrize("moment", ["written", "renamed away", "replaced", "deleting", "linking"])
 def test_what_a_killed_save_leaves_is_cleaned_and_nothing_is_lost(
     folder: CheckpointFolder, moment: str
