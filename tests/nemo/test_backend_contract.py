@@ -5,6 +5,7 @@ TensorRT-LLM is NeMo's exporter with a stand-in for the binary packages (`suppor
 """
 
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -20,11 +21,12 @@ from support.backend_contract import (
     answer,
 )
 from support.converted import Silent
-from support.layouts import LAYOUTS, Given
+from support.layouts import LAYOUTS
 from support.once import once
 from support.servers import randomized, running
 from support.synthetic import synthetic_batch
 from support.toy import STOP_TOKEN, ToyFolder
+from support.trtllm_runs import make_even_toy
 from support.updates import make_start
 from support.worlds import Worlds
 
@@ -51,36 +53,46 @@ def with_backend(config: Config, backend: str, url: str) -> Config:
     return config.model_copy(update={"rollout": rollout})
 
 
+@dataclass(frozen=True)
+class Start:
+    """What all backends start from: a toy whose tokenizer has `VOCABULARY` tokens, and its weights."""
+
+    toy: ToyFolder
+    checkpoint: Path
+
+
 @pytest.fixture(scope="module")
-def served(
-    worlds: Worlds, toy: ToyFolder, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[tuple[Path, str]]:
-    """A checkpoint with a vocabulary of `VOCABULARY`, and the address of a server with such a model."""
-    folder = tmp_path_factory.mktemp("served")
+def start(worlds: Worlds, tmp_path_factory: pytest.TempPathFactory) -> Start:
+    folder = tmp_path_factory.mktemp("even")
+    (toy,) = worlds(1, stack="nemo").run(make_even_toy, folder)
     config = toy.config(f"model.vocab_size={VOCABULARY}")
-    worlds(1, stack="nemo").run(make_start, config, folder / "toy.nemo", synthetic_batch(), timeout=110)
-    convert(folder / "toy.nemo", folder / "toy", watcher=Silent())
-    with running("vllm", randomized(folder / "toy")) as server:
-        yield folder / "toy.nemo", server.url
+    path = folder / "toy.nemo"
+    worlds(1, stack="nemo").run(make_start, config, path, synthetic_batch(), timeout=110)
+    return Start(toy, path)
 
 
 @pytest.fixture(scope="module")
-def answered(
-    worlds: Worlds,
-    toy: ToyFolder,
-    given: Callable[[bool], Given],
-    served: tuple[Path, str],
-    tmp_path_factory: pytest.TempPathFactory,
-) -> Answered:
+def url(start: Start) -> Iterator[str]:
+    """The address of a server with such a model and other weights."""
+    folder = start.checkpoint.with_name("huggingface")
+    convert(start.checkpoint, folder, watcher=Silent())
+    with running("vllm", randomized(folder)) as server:
+        yield server.url
+
+
+@pytest.fixture(scope="module")
+def answered(worlds: Worlds, start: Start, url: str, tmp_path_factory: pytest.TempPathFactory) -> Answered:
     """`answered(backend, layout)`: the answers of all ranks, in batches of four."""
 
     def work(backend: str, layout: str) -> list[Answers]:
-        overrides = [*given(False).overrides, f"model.vocab_size={VOCABULARY}"]
-        if backend == "server":
-            overrides += [f"model.restore_from_path={served[0]}", f"output={tmp_path_factory.mktemp('run')}"]
-        config = with_backend(LAYOUTS[layout].config(toy, *overrides), backend, served[1])
+        config = LAYOUTS[layout].config(
+            start.toy,
+            f"model.restore_from_path={start.checkpoint}",
+            f"model.vocab_size={VOCABULARY}",
+            f"output={tmp_path_factory.mktemp('run')}",
+        )
         world = worlds(LAYOUTS[layout].ranks, stack="nemo")
-        return world.run(answer, config, REQUESTS, timeout=110)
+        return world.run(answer, with_backend(config, backend, url), REQUESTS, timeout=110)
 
     return once(work)
 
