@@ -82,6 +82,19 @@ def make_rollout_check(config: Config) -> RolloutCheck:
     )
 
 
+def make_refit_probe(config: Config, prompts: list[TokenizedPrompt]) -> RefitProbe | None:
+    """None for the embedded engine, whose weights are the training weights."""
+    if config.rollout.backend == "megatron":
+        return None
+    return RefitProbe(
+        prompts,
+        seed=config.seed,
+        temperature=config.rollout.temperature,
+        max_response_length=config.rollout.max_response_length,
+        engine=f"rollout.backend={config.rollout.backend}",
+    )
+
+
 def make_trainer(
     config: Config,
     policy: MegatronPolicy,
@@ -146,13 +159,7 @@ def make_trainer(
         timers,
         recorder,
         make_rollout_check(config),
-        RefitProbe(
-            prompts,
-            seed=config.seed,
-            temperature=config.rollout.temperature,
-            max_response_length=config.rollout.max_response_length,
-            engine=f"rollout.backend={config.rollout.backend}",
-        ),
+        make_refit_probe(config, prompts),
         evaluate=lambda: {f"{EVALUATION_PREFIX}{name}": score for name, score in evaluate_all().items()},
         saver=saver,
         check_stop=check_stop,

@@ -37,6 +37,7 @@ class Trainer:
 
     Args:
         evaluate: scores of the weights of now, as metrics.
+        refit_probe: None where rollouts come from the training weights themselves.
         check_stop: raises Stopped on all ranks where one is to stop.
         go_back: puts the newest checkpoint of a whole step in place, on all ranks, and returns the state that
             the trainer had; None where there is none.
@@ -51,7 +52,7 @@ class Trainer:
         timers: PhaseTimers,
         recorder: Recorder,
         rollout_check: RolloutCheck,
-        refit_probe: RefitProbe,
+        refit_probe: RefitProbe | None,
         evaluate: Callable[[], dict[str, float]],
         saver: Saver,
         check_stop: Callable[[], None],
@@ -196,7 +197,8 @@ class Trainer:
         policy, settings = self._policy, self._settings
         if self._collector.generates:
             policy.prepare_for_inference()
-            self._refit_probe.look(policy)
+            if self._refit_probe is not None:
+                self._refit_probe.look(policy)
         collected = self._collector.collect(self.step, self.consumed_prompts)
         if self._collector.generates:
             policy.finish_inference()
@@ -222,8 +224,9 @@ class Trainer:
         mini_batches = self._prepare.cut(self._batch)
         self._policy.prepare_for_training()
         check = self._rollout_check.due(self.step)
-        # The first of several mini-batches is left without: the others are enough to compare.
-        all_old = check and len(mini_batches) == 1
+        # The first of several mini-batches is left without: the others are enough to compare. A single one
+        # takes a pass for it, but not to compare the policy with itself.
+        all_old = check and len(mini_batches) == 1 and self._refit_probe is not None
         self._mini_batches = self._prepare.measure(mini_batches, self._batch, kept.rewards, all_old=all_old)
         if check:
             self._rollout_check.compare(self._policy, self.step, self._mini_batches, kept.rollouts)

@@ -26,7 +26,7 @@ from tepo_nemo.nemo.rollout import megatron as rollout_module
 from tepo_nemo.nemo.rollout.decoding import Decoding
 from tepo_nemo.rollout.batch import RolloutBatch, ScoredBatch, concatenate_scored
 from tepo_nemo.rollout.scoring import Grader
-from tepo_nemo.training import minibatch, trainer
+from tepo_nemo.training import minibatch, preparation
 from tepo_nemo.training.balance import MicroBatchLimits
 from tepo_nemo.training.batch import MiniBatch
 from tepo_nemo.training.policy import Policy
@@ -87,7 +87,7 @@ def statistics_of_all() -> Iterator[None]:
     def of_all(policy: Policy, mini_batches: Sequence[MiniBatch], *, first_too: bool) -> list[MiniBatch]:
         return with_old_statistics(policy, mini_batches, first_too=True)
 
-    with mock.patch.object(trainer, "with_old_statistics", of_all):
+    with mock.patch.object(preparation, "with_old_statistics", of_all):
         yield
 
 
