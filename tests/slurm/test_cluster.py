@@ -193,10 +193,10 @@ def test_a_mistake_is_told_once_and_not_tried_again(site, jobs):
     ended = site.cluster.wait(jobs["mistaken"][0])
     assert (ended["JobState"], ended["ExitCode"], ended["Restarts"]) == ("FAILED", "2:0", "0")
     told = site.log("mistaken")
-    # The other rank leaves it to rank 0, unless that comes seconds later on a busy machine.
-    assert [line for line in told.splitlines() if line.startswith("0: ")] == [
-        "0: tepo-nemo: error: seeed: unknown key (did you mean seed?)"
-    ]
+    # Once, unless a rank is seconds later than another on a busy machine.
+    said = [line for line in told.splitlines() if "tepo-nemo: error" in line]
+    assert said and len(said) <= 2
+    assert all(line.endswith("seeed: unknown key (did you mean seed?)") for line in said)
     assert "Traceback" not in told
 
 
