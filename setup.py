@@ -46,6 +46,7 @@ setup(
         "pydantic>=2.5,<3",
         "pyyaml>=6,<7",
         "rich>=13,<16",
+        "safetensors>=0.4,<1",
         "tensorboard>=2.12,<3",
         "urllib3>=1.26,<3",
     ],

@@ -91,7 +91,17 @@ def make_trainer_of(config: Config, host, policy, recording: Recording):
     objective = build_objective(config.algorithm)
     prompts = load_training_set(config, host)
     return make_trainer(
-        config, policy, objective, grader, prompts, dict, recording, NothingSaved(), lambda: None
+        config,
+        policy,
+        objective,
+        grader,
+        prompts,
+        dict,
+        recording,
+        NothingSaved(),
+        check_stop=lambda: None,
+        go_back=lambda: None,
+        replay=None,
     )
 
 

@@ -23,7 +23,9 @@ def build_rollout(model: MegatronGPTModel, config: Config, vocab_size: int) -> R
             return MegatronRollout(model, stop_token=stop_token, vocab_size=vocab_size, batch_size=batch_size)
         case "trtllm":
             check_engine_architecture(model.cfg)
-            check_engine_vocabulary(vocab_size, config.model.tensor_model_parallel_size)
+            # Rows that are no token of the tokenizer are in the engine too: it shares all of them out.
+            columns = config.model.vocab_size or vocab_size
+            check_engine_vocabulary(columns, config.model.tensor_model_parallel_size)
             # TensorRT-LLM starts MPI when it is imported: in no process that does not use it.
             from tepo_nemo.nemo.rollout.trtllm.backend import TensorRTLLMRollout
 
@@ -31,6 +33,7 @@ def build_rollout(model: MegatronGPTModel, config: Config, vocab_size: int) -> R
                 model,
                 stop_token=stop_token,
                 vocab_size=vocab_size,
+                columns=columns,
                 max_prompt_length=model.cfg.encoder_seq_length - config.rollout.max_response_length,
                 max_response_length=config.rollout.max_response_length,
                 batch_size=batch_size,

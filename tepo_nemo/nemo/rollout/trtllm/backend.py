@@ -25,7 +25,8 @@ class TensorRTLLMRollout:
 
     Args:
         stop_token: id that ends a response.
-        vocab_size: of the true vocabulary.
+        vocab_size: of the true vocabulary; a response with any other id is none.
+        columns: of the engine's logits, which are the rows of the embedding without what Megatron pads.
         max_prompt_length, max_response_length, batch_size: what the engine is built for; a request is cut
             into batches, its prompts and responses must fit.
         unload: give the engine's memory back to training, and load it again for the next rollout.
@@ -44,6 +45,7 @@ class TensorRTLLMRollout:
         *,
         stop_token: int,
         vocab_size: int,
+        columns: int,
         max_prompt_length: int,
         max_response_length: int,
         batch_size: int,
@@ -59,7 +61,7 @@ class TensorRTLLMRollout:
             model,
             folder=engine_folder,
             devices_per_node=devices_per_node,
-            vocab_size=vocab_size,
+            columns=columns,
             max_prompt_length=max_prompt_length,
             max_response_length=max_response_length,
             batch_size=batch_size,

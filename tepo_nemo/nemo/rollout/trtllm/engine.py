@@ -36,7 +36,7 @@ class Engine:
         folder: where the engine file is kept, which a refit after `unload` reads again; None is the machine's
             folder for temporary files. Each job has a folder of its own in it, which goes with the job.
         devices_per_node: ranks that share a machine.
-        vocab_size: columns of the logits.
+        columns: of the logits.
         max_prompt_length, max_response_length: tokens.
         batch_size: sequences at once.
 
@@ -51,7 +51,7 @@ class Engine:
         *,
         folder: Path | None,
         devices_per_node: int,
-        vocab_size: int,
+        columns: int,
         max_prompt_length: int,
         max_response_length: int,
         batch_size: int,
@@ -59,7 +59,7 @@ class Engine:
         _check_mpi_ranks()
         self._exporter, self._model = exporter, model
         self._devices_per_node = devices_per_node
-        self._vocabulary = VocabularySize(vocab_size)
+        self._vocabulary = VocabularySize(columns)
         self._max_prompt_length, self._max_response_length = max_prompt_length, max_response_length
         self._batch_size = batch_size
         self._export = exporter.TensorRTLLM(str(_folder_of_job(folder)), load_model=False)
