@@ -142,7 +142,7 @@ class Harrier:
 
         def body() -> None:
             try:
-                answers.append(self._world.run(train_watched, self._config, self._phase_file, timeout=110))
+                answers.append(self._world.run(train_watched, self._config, self._phase_file, timeout=600))
             except BaseException as error:
                 answers.append(error)
 
