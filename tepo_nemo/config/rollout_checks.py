@@ -14,7 +14,7 @@ from tepo_nemo.errors import UserError
 if TYPE_CHECKING:
     from tepo_nemo.config.schema import Config
 
-_OTHERWISE = "set rollout=megatron"
+_OTHERWISE = "set rollout=megatron or rollout=server"
 # A key of NeMo's model configuration, what it must be, and why. Keys that are not given are not looked at: a
 # checkpoint may have them, and is asked when it is loaded.
 _ARCHITECTURE: tuple[tuple[str, tuple[Any, ...], str], ...] = (

@@ -39,7 +39,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "config.yaml"
 
 
-OTHERWISE = "(set rollout=megatron)"
+OTHERWISE = "(set rollout=megatron or rollout=server)"
 FAMILY = "since its engine of the Llama family has"
 MISTAKES = [
     (["model.normalization=layernorm"], f"{FAMILY} no other normalization {OTHERWISE}"),
@@ -105,7 +105,7 @@ def test_qwen3_is_refused_with_what_to_use_instead() -> None:
     assert str(caught.value) == (
         "model.qk_layernorm=true: rollout.backend=trtllm cannot generate with it, since TensorRT-LLM has no "
         "engine that normalizes queries and keys, as Qwen3 does, before its release 1.0, which NeMo 2.2 "
-        "cannot use (set rollout=megatron)"
+        "cannot use (set rollout=megatron or rollout=server)"
     )
 
 
