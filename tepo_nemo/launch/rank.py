@@ -8,6 +8,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import NoReturn, TextIO
 
@@ -55,7 +56,7 @@ def train_from_overrides(overrides: Sequence[str]) -> NoReturn:
         else:
             run_rank(config, stop)
 
-    _end_as_rank(train)
+    _end_as_rank(train, stop)
 
 
 def evaluate_from_overrides(overrides: Sequence[str]) -> NoReturn:
@@ -70,14 +71,14 @@ def evaluate_from_overrides(overrides: Sequence[str]) -> NoReturn:
         else:
             evaluate_as_rank(config)
 
-    _end_as_rank(evaluate)
+    _end_as_rank(evaluate, StopFlag())
 
 
-def _end_as_rank(body: Callable[[int], None]) -> NoReturn:
+def _end_as_rank(body: Callable[[int], None], stop: StopFlag) -> NoReturn:
     """Run `body` as the rank that srun or torchrun has made of this process, and end it."""
     set_rank_variables(os.environ)
     rank = int(os.environ["RANK"])
-    end_with(lambda: body(rank), report=print_error if rank == 0 else _print_error_late)
+    end_with(lambda: body(rank), report=print_error if rank == 0 else partial(_print_error_late, stop))
 
 
 def _listening() -> StopFlag:
@@ -166,9 +167,13 @@ def end_with(body: Callable[[], None], report: Callable[[object], None] = print_
     os._exit(code)
 
 
-def _print_error_late(mistake: object) -> None:
+def _print_error_late(stop: StopFlag, mistake: object) -> None:
     """For the other ranks under srun or torchrun: rank 0 reports what it finds too, and they are ended."""
-    time.sleep(_HEAD_START_S)
+    deadline = time.monotonic() + _HEAD_START_S
+    while time.monotonic() < deadline:
+        if stop.value:  # they are being ended, before or after they have found it themselves
+            return
+        time.sleep(0.05)
     print_error(f"rank {os.environ['RANK']}: {mistake}")
 
 
