@@ -282,7 +282,7 @@ def test_another_rank_leaves_the_report_to_rank_0_but_does_not_stay_silent_for_e
 
 
 def test_a_rank_that_is_asked_to_end_before_its_report_ends_with_the_mistake_at_once():
-    """As the first rank's failure has it asked: by SIGTERM, which it has learned to take for a wish to stop."""
+    """As the first failure has it asked: by SIGTERM, which it has learned to take for a wish to stop."""
     patience = "rank._HEAD_START_S = 60\nrank.check_run = lambda config: None\n"
     entry = f"{patience}rank.train_from_overrides({SMALL!r})"
     body = "import signal; signal.raise_signal(signal.SIGTERM); raise UserError('no such file here')"
