@@ -51,10 +51,12 @@ def main() -> int:
 
 def judge_engine(engine: str, steps: int) -> list[Verdict]:
     """By the steps that training has let it make: it looks for itself, and ends before a step otherwise."""
-    refit = Verdict("refit", steps >= 2, "answers change with the weights")
     if engine == "megatron":  # has no weights of its own
-        return [refit]
-    return [Verdict("engine", steps >= 1, f"{engine} built, with the model's names of weights"), refit]
+        return []
+    return [
+        Verdict("engine", steps >= 1, f"{engine} built, with the model's names of weights"),
+        Verdict("refit", steps >= 2, "answers change with the weights"),
+    ]
 
 
 def judge_steps(rows: Sequence[Mapping[str, float]], steps: int) -> list[Verdict]:

@@ -53,7 +53,7 @@ def test_gradients_that_are_all_zero():
 @pytest.mark.parametrize(("steps", "bad"), [(0, ["engine", "refit"]), (1, ["refit"]), (2, [])])
 def test_an_engine_is_known_by_the_steps_that_training_has_let_it_make(steps, bad):
     assert [verdict.name for verdict in judge_engine("trtllm", steps) if not verdict.good] == bad
-    assert [verdict.name for verdict in judge_engine("megatron", steps)] == ["refit"]
+    assert judge_engine("megatron", steps) == []  # it generates with the weights of training
 
 
 def test_a_run_without_a_step_is_one_line(tmp_path):
