@@ -143,8 +143,9 @@ def test_memory_of_a_small_run(quick):
         # Four numbers of 4 bytes a token beyond the logits and targets; others keep a softmax and more.
         assert found["tepo_nemo", mode]["saved_bytes"] == 16 * tokens
         assert found["NeMo-Aligner", mode]["saved_bytes"] >= logits
-        # The gradient is one of the two buffers of a chunk, which here is all tokens.
-        assert logits <= found["tepo_nemo (eager)", mode]["peak_tracked_bytes"] <= 3 * logits + 64 * tokens
+        # The gradient is one of the two buffers of a chunk, which here is all tokens. Beside them are some
+        # twenty numbers a token, and those that Python has not let go of yet.
+        assert logits <= found["tepo_nemo (eager)", mode]["peak_tracked_bytes"] <= 3 * logits + 160 * tokens
     for figures in found.values():
         assert figures["peak_process_bytes"]["64"] >= 0
     assert found["tepo_nemo", "no gradient"]["peak_process_bytes"].keys() == {"16", "64"}
