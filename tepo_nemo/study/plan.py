@@ -60,8 +60,9 @@ class Cell:
             stored, wanted = flat(load_config(config_file=self.run.config)), flat(self.config)
         except UserError as mistake:
             raise UserError(f"{self.run.config}: {mistake}") from mistake
-        for key in {**wanted, **stored}.keys() - {"output"}:  # a study may move to another folder
-            if stored.get(key) != wanted.get(key):
+        for key in {**wanted, **stored}:
+            # A study may move to another folder.
+            if key != "output" and stored.get(key) != wanted.get(key):
                 raise UserError(
                     f"{self.run.path}: {self.name} is finished with {key}={shown(stored.get(key))}, and the "
                     f"study says {shown(wanted.get(key))}; move that run away, or give another --output"
